@@ -1,0 +1,41 @@
+"""The time budget of each suite: one folder of tests/ is one suite."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+# Seconds on two cores. Together they stay within the ten minutes that `make test` may take.
+BUDGET_S = {
+    "repository": 20,
+    "core": 60,
+    "kernels": 30,
+    "engine": 240,
+    "server": 240,
+}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print tests, seconds and budget of every suite that ran."""
+    tests: dict[str, set[str]] = defaultdict(set)
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                suite = Path(report.fspath).parts[1]
+                tests[suite].add(report.nodeid)
+                seconds[suite] += report.duration
+    if not tests:
+        return
+    terminalreporter.section("time budgets")
+    for suite in sorted(tests):
+        budget = BUDGET_S.get(suite)
+        verdict = ""
+        if budget is None:
+            verdict = "  NO BUDGET: declare one in tests/conftest.py"
+        elif seconds[suite] > budget:
+            verdict = "  OVER BUDGET"
+        terminalreporter.line(
+            f"{suite:<12} {len(tests[suite]):>4} tests {seconds[suite]:>6.1f} s"
+            f" of {budget if budget is not None else '-':>4} s{verdict}"
+        )

@@ -1,0 +1,199 @@
+"""Who may import whom inside vllm_ula, and which modules may see vLLM, Triton and Ray."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "vllm_ula"
+LINKS = ("connectors", "kernels", "patches")
+
+# A module imports from its own row and the rows above it.
+LAYERS = (
+    ("_version", "records", "errors", "config", "capacity", "models"),
+    ("kernels",),
+    ("residency", "planner", "pools", "transfer"),
+    ("step",),
+    ("connectors", "attention", "block_manager", "compat", "metrics"),
+    ("patches",),
+    ("plugin", "cli", "tiny_model"),
+)
+LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
+
+MAY_IMPORT_VLLM = {*LAYERS[4], *LAYERS[5], "plugin"}
+# Below the layers that know vLLM, torch is the only third party; kernels/ adds Triton.
+TORCH_ONLY = {name for row in LAYERS[:4] for name in row}
+KERNELS_MAY_IMPORT = {"kernels", "records", "errors"}
+
+
+@dataclass(frozen=True)
+class Import:
+    line: int
+    name: str  # dotted, as far as it names a module or a module's attribute
+    at_top: bool  # runs when the importing module is imported
+
+
+def imports(source: str, package: str) -> Iterator[Import]:
+    """Every import of a module of `package`, those inside functions and literal names included."""
+
+    def visit(node: ast.AST, at_top: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    yield Import(node.lineno, alias.name, at_top)
+            case ast.ImportFrom():
+                base = node.module or ""
+                if node.level:
+                    parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                    base = ".".join([*parents, base]).rstrip(".")
+                for alias in node.names:
+                    yield Import(node.lineno, f"{base}.{alias.name}", at_top)
+            case ast.Call(
+                func=ast.Name(id="__import__" | "import_module")
+                | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield Import(node.lineno, name, at_top)
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                at_top = False
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                at_top = False
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_top)
+
+    yield from visit(ast.parse(source), at_top=True)
+
+
+def modules(package: Path) -> Iterator[Path]:
+    """Every Python file below `package`, through links, relative to it."""
+    for folder, _, files in os.walk(package, followlinks=True):
+        for file in files:
+            if file.endswith(".py"):
+                yield (Path(folder) / file).relative_to(package)
+
+
+def reason_against(path: Path, imported: Import) -> str | None:
+    """Say which rule forbids the module at `path` that import, or None."""
+    owner = path.parts[0].removesuffix(".py")
+    target, _, rest = imported.name.partition(".")
+    match target:
+        case "vllm_ula":
+            peer = rest.partition(".")[0]
+            if owner == "kernels" and peer in LAYER and peer not in KERNELS_MAY_IMPORT:
+                return f"kernels may import only {', '.join(sorted(KERNELS_MAY_IMPORT))}"
+            if peer in LAYER and owner != "__init__" and LAYER[peer] > LAYER[owner]:
+                return f"{owner} is below {peer}"
+            return None
+        case "ray":
+            return "ray is not used"
+        case "triton":
+            is_op = path.parts[0] == "kernels" and len(path.parts) == 2 and path.stem != "dispatch"
+            return None if is_op else "triton belongs to kernels/<op>.py"
+        case "vllm":
+            if owner in MAY_IMPORT_VLLM or (owner == "__init__" and not imported.at_top):
+                return None
+            return "vllm is not visible here"
+    third_party = target not in sys.stdlib_module_names
+    if third_party and target != "torch" and owner in TORCH_ONLY:
+        return "torch is the only third party here"
+    if third_party and owner == "__init__" and imported.at_top:
+        return "importing vllm_ula must stay free"
+    return None
+
+
+def violations(package: Path) -> list[str]:
+    found = []
+    for path in sorted(modules(package)):
+        owner = path.parts[0].removesuffix(".py")
+        if owner not in LAYER and owner != "__init__":
+            found.append(f"{path}: has no layer")
+            continue
+        source = (package / path).read_text()
+        for imported in imports(source, ".".join(["vllm_ula", *path.parent.parts])):
+            if reason := reason_against(path, imported):
+                found.append(f"{path}:{imported.line}: {imported.name}: {reason}")
+    return found
+
+
+def test_modules_keep_the_import_rule():
+    assert violations(PACKAGE) == []
+
+
+def test_modules_are_reached_through_the_links():
+    assert {path.parts[0] for path in modules(PACKAGE)} >= set(LINKS)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "expected"),
+    [
+        ("residency.py", "from vllm_ula.step import run", "residency is below step"),
+        ("pools.py", "from . import plugin", "pools is below plugin"),
+        ("planner/lru.py", "from ..step import run", "planner is below step"),
+        ("step.py", "def f():\n    import vllm_ula.patches.rope", "step is below patches"),
+        ("kernels/reference/copy.py", "from vllm_ula.config import C", "kernels may import only"),
+        ("capacity.py", "import vllm", "vllm is not visible"),
+        ("cli.py", "def f():\n    import vllm.config", "vllm is not visible"),
+        ("config.py", "if TYPE_CHECKING:\n    import vllm.config", "vllm is not visible"),
+        ("__init__.py", "import vllm", "vllm is not visible"),
+        ("__init__.py", "from torch import Tensor", "must stay free"),
+        ("errors.py", "from importlib import import_module\nimport_module('vllm')", "not visible"),
+        ("kernels/dispatch.py", "import triton", "triton belongs to"),
+        ("kernels/reference/copy.py", "import triton.language as tl", "triton belongs to"),
+        ("plugin.py", "import ray", "ray is not used"),
+        ("transfer.py", "import psutil", "torch is the only third party"),
+        ("helpers.py", "", "has no layer"),
+    ],
+)
+def test_control_a_violation_is_found(tmp_path, path, source, expected):
+    module = tmp_path / path
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text(source)
+    (found,) = violations(tmp_path)
+    assert found.startswith(path)
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("step.py", "from vllm_ula.kernels.reference import gather"),
+        ("__init__.py", "def f():\n    from vllm.config import KVTransferConfig"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from vllm.config import KVTransferConfig"),
+        ("kernels/copy.py", "import triton\nfrom vllm_ula.errors import UlaError"),
+        ("plugin.py", "import vllm\nfrom vllm_ula import patches, __version__"),
+    ],
+)
+def test_control_what_is_allowed_is_not_found(tmp_path, path, source):
+    module = tmp_path / path
+    module.parent.mkdir(parents=True, exist_ok=True)
+    module.write_text(source)
+    assert violations(tmp_path) == []
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    program = "import sys, vllm_ula; print(*{'torch', 'vllm', 'numpy'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_mount_the_top_level_folders(name):
+    link = PACKAGE / name
+    assert link.is_symlink()
+    assert link.readlink() == Path("..") / name
+    assert link.resolve() == ROOT / name
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_mounted_folders_stay_namespace_portions(name):
+    # A regular package called `kernels` on sys.path would hide the one transformers looks for.
+    assert not (ROOT / name / "__init__.py").exists()
