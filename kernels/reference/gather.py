@@ -1,0 +1,29 @@
+"""Gather: read rows where they live, from both tiers, into a workspace."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
+    """Rows by home.
+
+    Args:
+        device: `[D, width]` device rows.
+        host: `[H, width]` host rows of the same dtype; H may be 0.
+        homes: int64, any shape; `[0, D)` device slots, `[D, D + H)` host slots + D, -1 no row.
+
+    Returns:
+        `[*homes.shape, width]`; zeros where there is no row, so that what stale bytes look like
+        (NaN, infinity) never reaches a sum.
+    """
+    flat = homes.reshape(-1)
+    num_device = device.shape[0]
+    rows = device.index_select(0, flat.clamp(0, num_device - 1))
+    on_host = (flat >= num_device).nonzero().squeeze(1)
+    if on_host.numel():
+        rows.index_copy_(0, on_host, host.index_select(0, flat[on_host] - num_device))
+    none = (flat < 0).nonzero().squeeze(1)
+    if none.numel():
+        rows.index_fill_(0, none, 0)
+    return rows.view(*homes.shape, device.shape[1])

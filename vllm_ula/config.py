@@ -1,0 +1,102 @@
+"""The settings, in one frozen record; every check names key, value, rule and a value that works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vllm_ula.errors import ConfigError
+
+PLANNERS = ("pb_lru", "timestamp_lru")
+CHECK_VARIABLE = "VLLM_ULA_CHECK"
+
+
+@dataclass(frozen=True)
+class UlaConfig:
+    """Settings of one engine, from `kv_connector_extra_config`.
+
+    Attributes:
+        host_gib: host memory for rows in GiB, over all ranks of a tensor-parallel group; 0 is a
+            device-only cache.
+        device_gib: at most this many GiB of device memory for KV; None takes what vLLM offers.
+        device_slots: fixes the device rows of each layer instead (tests, experiments).
+        planner: who gives up device rows: `pb_lru` or `timestamp_lru`.
+        recency_buckets: buckets of `pb_lru`, the cold one included.
+    """
+
+    host_gib: float = 0.0
+    device_gib: float | None = None
+    device_slots: int | None = None
+    planner: str = "pb_lru"
+    recency_buckets: int = 64
+
+    def __post_init__(self) -> None:
+        _number("host_gib", self.host_gib, "must be >= 0 GiB", self.host_gib_ok(), 4)
+        if self.device_gib is not None:
+            ok = _is_number(self.device_gib) and self.device_gib > 0
+            _number("device_gib", self.device_gib, "must be > 0 GiB", ok, 1)
+        if self.device_slots is not None:
+            ok = _is_int(self.device_slots) and self.device_slots > 0
+            _number("device_slots", self.device_slots, "must be a whole number > 0", ok, 4096)
+            if self.device_gib is not None:
+                raise ConfigError(
+                    "device_slots",
+                    self.device_slots,
+                    f"fixes the device pool, which device_gib={self.device_gib} sizes too",
+                    "one of the two",
+                )
+        if self.planner not in PLANNERS:
+            raise ConfigError(
+                "planner", self.planner, f"must be one of {', '.join(PLANNERS)}", PLANNERS[0]
+            )
+        ok = _is_int(self.recency_buckets) and 2 <= self.recency_buckets <= 65536
+        _number("recency_buckets", self.recency_buckets, "must be a whole number 2..65536", ok, 64)
+
+    def host_gib_ok(self) -> bool:
+        """Whether host_gib is a finite number >= 0."""
+        return _is_number(self.host_gib) and self.host_gib >= 0
+
+    @classmethod
+    def from_extra_config(cls, extra: Mapping[str, Any]) -> UlaConfig:
+        """Read `kv_connector_extra_config`; unknown keys are refused.
+
+        Raises:
+            ConfigError: a key is unknown or its value breaks a rule.
+        """
+        known = [field.name for field in fields(cls)]
+        for key, value in extra.items():
+            if key not in known:
+                raise ConfigError(key, value, "is no setting of ula", f"one of {', '.join(known)}")
+        return cls(**extra)
+
+    @property
+    def host_bytes(self) -> int:
+        """host_gib in bytes."""
+        return int(self.host_gib * 2**30)
+
+
+def check_every_step() -> bool:
+    """Whether `VLLM_ULA_CHECK=1` asks for an integrity check after every step (slow).
+
+    Raises:
+        ConfigError: the variable is neither 0 nor 1.
+    """
+    value = os.environ.get(CHECK_VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(CHECK_VARIABLE, value, "must be 0 or 1", "1")
+    return value == "1"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_int(value) or (isinstance(value, float) and abs(value) < float("inf"))
+
+
+def _number(key: str, value: object, rule: str, ok: bool, works: object) -> None:
+    if not ok:
+        raise ConfigError(key, value, rule, works)

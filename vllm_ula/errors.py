@@ -1,0 +1,55 @@
+"""Everything vllm-ula raises on purpose.
+
+UlaError
+├── ConfigError        a setting is refused at start: key, value, rule, a value that works
+├── VersionError       vLLM is outside the supported range
+├── PatchError         a vLLM seam is not what its patch record says
+├── HostMemoryError    the host pool could not be allocated
+├── NotEnoughVictims   a planner was asked for more device rows than may be given up
+└── IntegrityError     an invariant of the address space does not hold
+"""
+
+
+class UlaError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(UlaError):
+    """A setting is refused before anything is loaded.
+
+    Args:
+        key: The setting as the user wrote it.
+        value: What it was set to.
+        rule: The rule it breaks, with the numbers that decide.
+        works: A value that would be accepted, or what to do instead.
+    """
+
+    def __init__(self, key: str, value: object, rule: str, works: object) -> None:
+        super().__init__(f"{key}={value}: {rule}; use {works}")
+        self.key = key
+        self.value = value
+
+
+class VersionError(UlaError):
+    """The installed vLLM is outside the supported range."""
+
+
+class PatchError(UlaError):
+    """A patch target is missing, has changed, or was already replaced by somebody else."""
+
+
+class HostMemoryError(UlaError):
+    """The operating system refused the memory of the host pool."""
+
+
+class NotEnoughVictims(UlaError):
+    """A planner cannot give up as many device rows as it was asked for; it changed nothing."""
+
+    def __init__(self, asked: int, available: int) -> None:
+        super().__init__(f"{asked} victims asked, {available} device rows may be given up")
+        self.asked = asked
+        self.available = available
+
+
+class IntegrityError(UlaError):
+    """An invariant of the address space does not hold."""

@@ -1,0 +1,93 @@
+"""Which models UlaCache serves, by name, and what their layers look like: pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_ula.errors import ConfigError
+
+SUPPORTED = ("deepseek_v32", "glm_moe_dsa")
+
+_REFUSED = {
+    "deepseek_v4": "keeps compressed rows, which ula does not address yet",
+    "deepseek_v41": "keeps compressed rows, which ula does not address yet",
+    "glm5next": "pools its index keys, which ula does not address yet",
+    "qwen3_next": "is a hybrid with recurrent state, which has no rows to address",
+    "kimi_linear": "is a hybrid with recurrent state, which has no rows to address",
+}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The DSA layers of a model.
+
+    Attributes:
+        attention_layers: layers with rows, MTP layers included.
+        indexer_layers: layers with index keys, MTP layers included.
+        row_width: elements of a row, latent and rope.
+        topk: rows a token reads per layer.
+        index_head_dim: elements of an index key.
+    """
+
+    attention_layers: int
+    indexer_layers: int
+    row_width: int
+    topk: int
+    index_head_dim: int
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes of one token's rows over all layers, k."""
+        return self.attention_layers * self.row_width * itemsize
+
+    @property
+    def index_key_bytes(self) -> int:
+        """Bytes of one token's index keys over all layers, i: fp8 values and an fp32 scale."""
+        return self.indexer_layers * (self.index_head_dim + 4)
+
+
+def check_supported(model_type: str) -> None:
+    """Refuse models by name.
+
+    Raises:
+        ConfigError: the model is not a supported DeepSeek-Sparse-Attention model.
+    """
+    if model_type in SUPPORTED:
+        return
+    reason = _REFUSED.get(model_type, "has no DeepSeek Sparse Attention ula knows")
+    raise ConfigError(
+        "model",
+        model_type,
+        reason,
+        f"a model of type {' or '.join(SUPPORTED)} (DeepSeek-V3.2, GLM-5.x), or no ula connector",
+    )
+
+
+def geometry(config: Mapping[str, Any], mtp_layers: int = 0) -> Geometry:
+    """Geometry of a model from the fields of its Hugging Face config.
+
+    Args:
+        config: fields of the (text) config.
+        mtp_layers: multi-token-prediction layers that are loaded.
+    """
+    layers = int(config["num_hidden_layers"])
+    indexers = sum(has_indexer(config, layer) for layer in range(layers))
+    return Geometry(
+        attention_layers=layers + mtp_layers,
+        indexer_layers=indexers + mtp_layers,
+        row_width=int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]),
+        topk=int(config["index_topk"]),
+        index_head_dim=int(config["index_head_dim"]),
+    )
+
+
+def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a backbone layer selects for itself or reuses the selection before it."""
+    pattern = config.get("index_topk_pattern")
+    if pattern is not None:
+        return layer >= len(pattern) or pattern[layer] != "S"
+    frequency = config.get("index_topk_freq") or 1
+    offset = config.get("index_skip_topk_offset")
+    offset = 2 if offset is None else offset
+    return bool(max(layer - offset + 1, 0) % frequency == 0)
