@@ -1,0 +1,26 @@
+"""All patches, and where they apply."""
+
+from __future__ import annotations
+
+from vllm_ula.patches import (
+    cpu_indexer,
+    cpu_platform,
+    cpu_rotary,
+    cpu_seeded_sampling,
+    kv_cache_config,
+    kv_connector_flag,
+    kv_transfer_config,
+)
+from vllm_ula.patches.record import Patch
+
+ALWAYS: tuple[Patch, ...] = (
+    *kv_connector_flag.PATCHES,
+    *kv_transfer_config.PATCHES,
+    *kv_cache_config.PATCHES,
+)
+ON_CPU: tuple[Patch, ...] = (
+    *cpu_platform.PATCHES,
+    *cpu_rotary.PATCHES,
+    *cpu_indexer.PATCHES,
+    *cpu_seeded_sampling.PATCHES,
+)

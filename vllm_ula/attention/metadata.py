@@ -1,0 +1,103 @@
+"""What a forward call looks like to rows and index keys: one metadata for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+from vllm.config import VllmConfig
+from vllm.v1.attention.backend import (
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    max_decode_query_len,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
+
+
+@dataclass
+class UlaMetadata(AttentionMetadata):
+    """One forward call, per request and per token.
+
+    vLLM's shared MLA layer routes by `num_decode_tokens`: every token counts as decode there, so
+    that all of them take the one top-k path. Our own split of decode and prefill is `decode`.
+
+    Attributes:
+        num_actual_tokens: tokens T, padding included.
+        slot_mapping: int64 `[T]` logical slots being written, < 0 for padding.
+        block_table: int32 `[requests, blocks]` logical block ids.
+        request_of_token: int64 `[T]`, -1 for padding tokens, which select nothing.
+        position_of_token: int64 `[T]` in the token's own request; -1 for padding.
+        decode: bool `[T]`, true for tokens of requests with at most 1 + drafts query tokens.
+        query_ranges: first and last-but-one token of each request.
+        lengths: tokens of each request up to and including this call.
+        block_size: tokens per block.
+    """
+
+    num_actual_tokens: int
+    slot_mapping: Tensor
+    block_table: Tensor
+    request_of_token: Tensor
+    position_of_token: Tensor
+    decode: Tensor
+    query_ranges: list[tuple[int, int]]
+    lengths: list[int]
+    block_size: int
+    num_decodes: int
+    num_decode_tokens: int
+    num_prefills: int = 0
+
+
+class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
+    """Builds UlaMetadata from vLLM's common metadata."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.block_size = kv_cache_spec.block_size
+        self.max_decode_query_len = max_decode_query_len(vllm_config)
+
+    @override
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> UlaMetadata:
+        """See UlaMetadata; `common_prefix_len` and `fast_build` make no difference."""
+        common = common_attn_metadata
+        num_tokens, num_requests = common.num_actual_tokens, common.num_reqs
+        starts = common.query_start_loc_cpu[: num_requests + 1].long()
+        query_lens = starts.diff()
+        lengths = common.seq_lens[:num_requests].cpu().long()
+
+        padding = num_tokens - int(starts[-1])
+        request = torch.repeat_interleave(torch.arange(num_requests), query_lens)
+        position = torch.arange(len(request)) - starts[request] + (lengths - query_lens)[request]
+        decode = (query_lens <= self.max_decode_query_len)[request]
+        if padding:
+            nowhere = torch.full((padding,), -1)
+            request, position = torch.cat((request, nowhere)), torch.cat((position, nowhere))
+            decode = torch.cat((decode, torch.ones(padding, dtype=torch.bool)))
+        bounds = starts.tolist()
+        return UlaMetadata(
+            num_actual_tokens=num_tokens,
+            slot_mapping=common.slot_mapping[:num_tokens].long(),
+            block_table=common.block_table_tensor,
+            request_of_token=request.to(self.device),
+            position_of_token=position.to(self.device),
+            decode=decode.to(self.device),
+            query_ranges=list(pairwise(bounds)),
+            lengths=lengths.tolist(),
+            block_size=self.block_size,
+            num_decodes=num_requests,
+            num_decode_tokens=num_tokens,
+        )

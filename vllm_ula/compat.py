@@ -1,0 +1,248 @@
+"""What UlaCache needs of vLLM and of the machine: the one module that knows the version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_ula.capacity import GIB, TokenBytes, ceil_to, fit
+from vllm_ula.capacity import min_device_slots as _min_device_slots
+from vllm_ula.config import UlaConfig, check_every_step
+from vllm_ula.errors import ConfigError, VersionError
+from vllm_ula.models import check_supported, geometry
+from vllm_ula.planner import PbLru, Planner, TimestampLru
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+CONNECTOR = "ula"
+VERSIONS = ">=0.32,<0.34"
+_LOWEST, _BEYOND = (0, 32), (0, 34)
+
+_PLANNERS: dict[str, type[Planner]] = {"pb_lru": PbLru, "timestamp_lru": TimestampLru}
+
+
+def check_version(version: str) -> None:
+    """Raise VersionError unless UlaCache was written for this vLLM."""
+    try:
+        found = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    except ValueError:
+        found = (0, 0)
+    if not _LOWEST <= found < _BEYOND:
+        raise VersionError(f"vllm-ula supports vLLM {VERSIONS}, found {version}")
+
+
+def planner_class(name: str) -> type[Planner]:
+    """The class of a planner by its setting."""
+    return _PLANNERS[name]
+
+
+def make_planner(config: UlaConfig, num_device: int) -> Planner:
+    """The planner of one domain."""
+    if config.planner == "pb_lru":
+        return PbLru(num_device, config.recency_buckets)
+    return planner_class(config.planner)(num_device)
+
+
+def uses_ula(vllm_config: VllmConfig) -> bool:
+    """Whether the engine's only connector is UlaCache."""
+    transfer = vllm_config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == CONNECTOR
+
+
+def ula_config(vllm_config: VllmConfig) -> UlaConfig:
+    """Settings of an engine with UlaCache.
+
+    Raises:
+        ConfigError: a setting breaks a rule.
+    """
+    assert vllm_config.kv_transfer_config is not None
+    return UlaConfig.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+
+
+def is_dsa(vllm_config: VllmConfig) -> bool:
+    """Whether the model is one of the DeepSeek-Sparse-Attention models served here."""
+    model = vllm_config.model_config
+    return model is not None and hasattr(model.hf_text_config, "index_topk") and model.use_mla
+
+
+def min_device_slots(vllm_config: VllmConfig) -> int:
+    """D_min of an engine: one selection and one row per token of the largest decode step."""
+    from vllm.v1.attention.backend import max_decode_query_len
+
+    scheduler = vllm_config.scheduler_config
+    tokens = min(
+        scheduler.max_num_seqs * max_decode_query_len(vllm_config),
+        scheduler.max_num_batched_tokens,
+    )
+    topk = vllm_config.model_config.hf_text_config.index_topk
+    return _min_device_slots(topk, tokens, vllm_config.cache_config.block_size)
+
+
+def adopt_offloading_size(vllm_config: VllmConfig) -> None:
+    """Move `--kv-offloading-size` to `host_gib`.
+
+    Raises:
+        ConfigError: both are given, or the backend is not vLLM's native one.
+    """
+    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
+    assert transfer is not None
+    size = cache.kv_offloading_size
+    if size is None:
+        return
+    if cache.kv_offloading_backend != "native":
+        raise ConfigError(
+            "--kv-offloading-backend",
+            cache.kv_offloading_backend,
+            "is another way to use host memory than the ula connector",
+            "--kv-offloading-backend native with --kv-connector ula",
+        )
+    extra = transfer.kv_connector_extra_config
+    if extra.setdefault("host_gib", size) != size:
+        raise ConfigError(
+            "--kv-offloading-size",
+            size,
+            f"host_gib={extra['host_gib']} sets the host pool too",
+            "one of the two",
+        )
+
+
+def check_connectors(vllm_config: VllmConfig) -> None:
+    """Raise ConfigError if another connector stands beside UlaCache."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != "MultiConnector":
+        return
+    names = [c.get("kv_connector") for c in transfer.kv_connector_extra_config["connectors"]]
+    if CONNECTOR in names:
+        raise ConfigError(
+            "kv_connector",
+            f"MultiConnector({', '.join(map(str, names))})",
+            "other connectors address KV tensors by block id, under ula a block id is no place",
+            "ula alone (--kv-connector ula)",
+        )
+
+
+def check_engine(vllm_config: VllmConfig) -> None:
+    """Refuse what UlaCache cannot serve, before anything is loaded.
+
+    Raises:
+        ConfigError: with key, value, rule and a value that works.
+    """
+    check_every_step()
+    config = ula_config(vllm_config)
+    model = vllm_config.model_config
+    check_supported(model.hf_text_config.model_type)
+    check_parallel(vllm_config)
+    transfer = vllm_config.kv_transfer_config
+    assert transfer is not None
+    if transfer.kv_role != "kv_both":
+        raise ConfigError(
+            "kv_role", transfer.kv_role, "ula hands no KV to other engines", "kv_both"
+        )
+    if vllm_config.attention_config.hisparse_config is not None:
+        raise ConfigError(
+            "hisparse_config", "set", "HiSparse manages the same rows as ula", "one of the two"
+        )
+    if vllm_config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"):
+        raise ConfigError(
+            "--kv-cache-dtype",
+            vllm_config.cache_config.cache_dtype,
+            "ula keeps rows in the model's dtype",
+            "auto",
+        )
+    _check_device(vllm_config, config)
+    check_host_memory(config.host_gib, available_host_bytes())
+
+
+def check_parallel(vllm_config: VllmConfig) -> None:
+    """Raise ConfigError for ways to parallelise that UlaCache does not serve."""
+    parallel = vllm_config.parallel_config
+    sizes = {
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size,
+        "--tensor-parallel-size": parallel.tensor_parallel_size,
+        "--decode-context-parallel-size": parallel.decode_context_parallel_size,
+        "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
+    }
+    for key, size in sizes.items():
+        if size > 1:
+            raise ConfigError(key, size, "ula serves one rank per engine", 1)
+    if parallel.use_ubatching:
+        raise ConfigError(
+            "--enable-dbo",
+            parallel.enable_dbo,
+            "two batches at once would change homes under each other",
+            "no --enable-dbo",
+        )
+
+
+def _check_device(vllm_config: VllmConfig, config: UlaConfig) -> None:
+    block_size = vllm_config.cache_config.block_size
+    needed = min_device_slots(vllm_config)
+    if config.device_slots is not None:
+        rule = (
+            f"a decode step needs {needed} device rows (index_topk and one per decode token), "
+            f"in whole blocks of {block_size}"
+        )
+        if config.device_slots < needed:
+            raise ConfigError("device_slots", config.device_slots, rule, f"at least {needed}")
+        if config.device_slots % block_size:
+            works = ceil_to(config.device_slots, block_size)
+            raise ConfigError("device_slots", config.device_slots, rule, works)
+    if config.device_gib is not None:
+        token = expected_token_bytes(vllm_config)
+        fit(token, int(config.device_gib * GIB), 0, block_size, needed)
+
+
+def expected_token_bytes(vllm_config: VllmConfig) -> TokenBytes:
+    """Bytes one token will cost, from the model's config alone; maps are not counted."""
+    from vllm.utils.torch_utils import get_dtype_size
+
+    speculative = vllm_config.speculative_config
+    hf_config: dict[str, Any] = vllm_config.model_config.hf_text_config.to_dict()
+    mtp = speculative is not None and speculative.method == "mtp"
+    layers = geometry(hf_config, hf_config.get("num_nextn_predict_layers", 0) if mtp else 0)
+    cache_dtype, dtype = vllm_config.cache_config.cache_dtype, vllm_config.model_config.dtype
+    assert not isinstance(dtype, str)
+    itemsize = 2 if cache_dtype != "auto" else get_dtype_size(dtype)
+    return TokenBytes(layers.row_bytes(itemsize), layers.index_key_bytes)
+
+
+def check_host_memory(host_gib: float, available: int) -> None:
+    """Raise ConfigError if the host pool is larger than the memory there is."""
+    if host_gib * GIB > available:
+        raise ConfigError(
+            "host_gib",
+            host_gib,
+            f"the machine and its cgroup leave {available / GIB:.2f} GiB",
+            f"at most {int(available / GIB * 100) / 100}",
+        )
+
+
+def available_host_bytes() -> int:
+    """Bytes this process may still allocate: MemAvailable, or less under a cgroup limit."""
+    available = _meminfo_available()
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        allowed, used = _read_int(limit), _read_int(usage)
+        if allowed is not None:
+            available = min(available, allowed - (used or 0))
+    return max(available, 0)
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no cgroup limit reads "max"
+        return None
