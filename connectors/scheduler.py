@@ -1,0 +1,23 @@
+"""The scheduler half: which logical blocks died."""
+
+from __future__ import annotations
+
+from vllm.v1.core.block_pool import BlockPool
+
+from vllm_ula.block_manager import DeadBlocks
+from vllm_ula.connectors.records import UlaConnectorMetadata
+
+
+class UlaScheduler:
+    """Collects deaths between two steps."""
+
+    def __init__(self) -> None:
+        self._dead = DeadBlocks()
+
+    def bind(self, pool: BlockPool) -> None:
+        """Watch the block pool of the scheduler's cache manager."""
+        self._dead.watch(pool)
+
+    def build_metadata(self) -> UlaConnectorMetadata:
+        """Deaths since the last step, for the worker to apply before this one."""
+        return UlaConnectorMetadata(dead_blocks=self._dead.drain())

@@ -1,0 +1,115 @@
+"""The worker half: pools, maps and planners of a rank, and the layers that use them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+
+from vllm_ula.attention.impl import UlaSparseMlaImpl
+from vllm_ula.attention.store import RowStore
+from vllm_ula.block_manager import UlaKVCacheConfig
+from vllm_ula.compat import make_planner, ula_config
+from vllm_ula.config import check_every_step
+from vllm_ula.connectors.records import UlaConnectorMetadata
+from vllm_ula.metrics import UlaStats
+from vllm_ula.pools import HostPool
+from vllm_ula.records import LayerRows
+from vllm_ula.residency import Residency
+from vllm_ula.step import Domain
+
+logger = init_logger("vllm.vllm_ula")
+
+
+class UlaWorker:
+    """Everything UlaCache keeps on one rank.
+
+    Args:
+        vllm_config: of the engine.
+        kv_cache_config: the rank's logical blocks and pools.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: UlaKVCacheConfig) -> None:
+        assert kv_cache_config.capacity is not None
+        self._vllm_config = vllm_config
+        self._capacity = kv_cache_config.capacity
+        self._config = ula_config(vllm_config)
+        self._check_every_step = check_every_step()
+        self._layers = vllm_config.compilation_config.static_forward_context
+        self._impls: list[UlaSparseMlaImpl] = []
+        self._serving = False
+        self.domains: list[Domain] = []
+        self.pool: HostPool | None = None
+
+    def register(self, kv_caches: dict[str, Tensor]) -> None:
+        """Build a domain per attention layer and put the layers behind it.
+
+        Args:
+            kv_caches: device caches by layer name, `[D / block_size, 1, block_size, width]` for
+                rows; index keys are left to the indexer.
+
+        Raises:
+            HostMemoryError: the host pool could not be allocated.
+        """
+        impls = {
+            name: impl
+            for name in kv_caches
+            if isinstance(impl := getattr(self._layers[name], "impl", None), UlaSparseMlaImpl)
+        }
+        device = {name: kv_caches[name].view(-1, impl.head_size) for name, impl in impls.items()}
+        row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
+        num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
+        self.pool = HostPool(num_host, row_bytes)
+        marks = torch.zeros(num_device + num_host, dtype=torch.bool)
+        for index, (name, impl) in enumerate(impls.items()):
+            host = self.pool.rows(index, device[name].dtype)
+            domain = Domain(
+                residency=Residency(num_device, num_host),
+                planner=make_planner(self._config, num_device),
+                layers=[LayerRows(name, device[name], host)],
+                marks=marks,
+            )
+            impl.bind(RowStore(domain, 0, self.serving))
+            self.domains.append(domain)
+            self._impls.append(impl)
+
+    def serving(self) -> bool:
+        """Whether the current forward call serves requests rather than warming up."""
+        return self._serving
+
+    def begin_step(self, metadata: UlaConnectorMetadata) -> None:
+        """Apply deaths before anything of the step is written."""
+        self._serving = True
+        if metadata.dead_blocks:
+            blocks = torch.tensor(metadata.dead_blocks, dtype=torch.int64)
+            for domain in self.domains:
+                domain.residency.mark_dead(blocks, self._capacity.block_size)
+
+    def end_step(self) -> None:
+        """The step's forward calls are done."""
+        self._serving = False
+        if self._check_every_step:
+            self.check_integrity()
+
+    def stats(self) -> UlaStats:
+        """What happened since the last call."""
+        return UlaStats.collect(self.domains)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if an invariant does not hold in some domain."""
+        for domain in self.domains:
+            domain.check_integrity()
+
+    def close(self) -> None:
+        """Check the maps a last time, then give the host pool back."""
+        if self.pool is None:
+            return
+        self.check_integrity()
+        logger.info("UlaCache: integrity of %d domains holds at shutdown", len(self.domains))
+        for impl in self._impls:
+            impl.bind(None)
+        self._impls.clear()
+        self.domains.clear()
+        self.pool.close()
+        self.pool = None

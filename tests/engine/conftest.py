@@ -1,0 +1,34 @@
+"""One tiny checkpoint and one environment for all engine tests."""
+
+from __future__ import annotations
+
+import pytest
+from engine.harness import Completion, engine, run
+from engine.workload import BLOCKS, REQUESTS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("VLLM_ULA_CHECK", "1")
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Directory of the tiny checkpoint."""
+    from vllm_ula.tiny_model import write_tiny_model
+
+    directory = tmp_path_factory.mktemp("tiny")
+    write_tiny_model(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def expected(tiny: str) -> list[Completion]:
+    """Completions of the workload without UlaCache."""
+    with engine(tiny, num_gpu_blocks_override=BLOCKS) as llm:
+        return run(llm, REQUESTS)

@@ -1,0 +1,145 @@
+"""Engines in this process, driven step by step: requests and aborts happen at step numbers.
+
+One schedule for both arms: without UlaCache the same `max_num_seqs`, the same number of blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import vllm_ula
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that arrives at a step, and perhaps is aborted at a later one."""
+
+    prompt: list[int]
+    max_tokens: int
+    arrives: int = 0
+    aborted: int | None = None
+    seed: int | None = None
+
+
+@dataclass
+class Completion:
+    """Sampled tokens and their logprobs, to the last bit."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Random byte prompts."""
+    rng = random.Random(seed)
+    return [[rng.randrange(256) for _ in range(length)] for length in lengths]
+
+
+@contextlib.contextmanager
+def engine(model: str, ula: dict[str, Any] | None = None, **overrides: Any) -> Iterator[Any]:
+    """An `LLM` in this process; `ula` holds UlaCache's settings, None leaves it out."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": "float32",
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "enforce_eager": True,
+        "disable_log_stats": False,
+        "enable_prefix_caching": True,
+    }
+    arguments.update(overrides)
+    if ula is not None:
+        arguments["kv_transfer_config"] = vllm_ula.kv_transfer_config(**ula)
+    llm = LLM(**arguments)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def run(
+    llm: Any, requests: Sequence[Request], at_step: Callable[[int], None] | None = None
+) -> list[Completion]:
+    """Drive the engine until every request is done.
+
+    Args:
+        llm: from `engine`.
+        requests: in order of submission.
+        at_step: called before each step with its number.
+    """
+    from vllm import SamplingParams
+
+    core = llm.llm_engine
+    completions = {str(i): Completion() for i in range(len(requests))}
+    step = 0
+    while step <= max(r.arrives for r in requests) or core.has_unfinished_requests():
+        for i, request in enumerate(requests):
+            if request.arrives == step:
+                sampling = SamplingParams(
+                    temperature=0.0 if request.seed is None else 1.0,
+                    seed=request.seed,
+                    max_tokens=request.max_tokens,
+                    ignore_eos=True,
+                    logprobs=0,
+                )
+                core.add_request(str(i), {"prompt_token_ids": request.prompt}, sampling)
+            if request.aborted == step:
+                core.abort_request([str(i)])
+        if at_step is not None:
+            at_step(step)
+        for output in core.step():
+            sample = output.outputs[0]
+            completion = completions[output.request_id]
+            completion.tokens = list(sample.token_ids)
+            completion.logprobs = [
+                entry[token].logprob
+                for token, entry in zip(sample.token_ids, sample.logprobs, strict=True)
+            ]
+            completion.finish_reason = sample.finish_reason
+        step += 1
+        assert step < 5000, "the engine makes no progress"
+    return list(completions.values())
+
+
+def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    """Tokens and logprobs are identical, request by request."""
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+        assert a.tokens == b.tokens, f"request {i}: tokens differ"
+        assert a.logprobs == b.logprobs, f"request {i}: logprobs differ"
+        assert a.finish_reason == b.finish_reason, f"request {i}: {a.finish_reason}"
+
+
+def worker() -> Any:
+    """UlaCache's worker half of the engine in this process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().worker
+
+
+def metrics(llm: Any) -> dict[str, float]:
+    """Current values of UlaCache's counters and gauges, `name{tier}{state}` -> value."""
+    values = {}
+    for metric in llm.get_metrics():
+        if metric.name.startswith("vllm:ula_") and hasattr(metric, "value"):
+            labels = [metric.labels[k] for k in ("tier", "state") if k in metric.labels]
+            values[".".join([metric.name.removeprefix("vllm:ula_"), *labels])] = metric.value
+    return values
+
+
+def num_free_blocks(llm: Any) -> int:
+    """Free logical blocks of the scheduler in this process."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    return scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
