@@ -111,6 +111,7 @@ def run(
             completion.finish_reason = sample.finish_reason
         step += 1
         assert step < 5000, "the engine makes no progress"
+    core.step()  # tells the worker what the last requests left behind
     return list(completions.values())
 
 
