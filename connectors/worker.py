@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
@@ -21,6 +23,8 @@ from vllm_ula.step import Domain
 
 logger = init_logger("vllm.vllm_ula")
 
+ROW_COUNT_SECONDS = 0.25
+
 
 class UlaWorker:
     """Everything UlaCache keeps on one rank.
@@ -39,6 +43,7 @@ class UlaWorker:
         self._layers = vllm_config.compilation_config.static_forward_context
         self._impls: list[UlaSparseMlaImpl] = []
         self._serving = False
+        self._next_row_count = 0.0
         self.domains: list[Domain] = []
         self.pool: HostPool | None = None
 
@@ -93,8 +98,13 @@ class UlaWorker:
             self.check_integrity()
 
     def stats(self) -> UlaStats:
-        """What happened since the last call."""
-        return UlaStats.collect(self.domains)
+        """What happened since the last call; rows are counted at rest and a few times a second."""
+        now = time.monotonic()
+        at_rest = not any(domain.counts.selected for domain in self.domains)
+        with_rows = at_rest or now >= self._next_row_count
+        if with_rows:
+            self._next_row_count = now + ROW_COUNT_SECONDS
+        return UlaStats.collect(self.domains, with_rows)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant does not hold in some domain."""

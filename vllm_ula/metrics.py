@@ -51,8 +51,13 @@ class UlaStats(KVConnectorStats):
             self.reset()
 
     @classmethod
-    def collect(cls, domains: Sequence[Domain]) -> UlaStats:
-        """Take what the domains counted since the last call, and the state of their rows."""
+    def collect(cls, domains: Sequence[Domain], with_rows: bool) -> UlaStats:
+        """Take what the domains counted since the last call.
+
+        Args:
+            domains: of the rank.
+            with_rows: count live and dead rows too, which looks at every slot.
+        """
         stats = cls()
         data = stats.data
         for domain in domains:
@@ -62,6 +67,8 @@ class UlaStats(KVConnectorStats):
             for name in HISTOGRAMS:
                 data[name].extend(getattr(domain, name))
                 getattr(domain, name).clear()
+        if not with_rows:
+            return stats
         states = [domain.residency.states() for domain in domains]
         data["rows"] = {
             f"{tier}_{state}": sum(getattr(s, f"{tier}_{state}") for s in states) / len(states)
@@ -106,7 +113,7 @@ class UlaStats(KVConnectorStats):
     @override
     def is_empty(self) -> bool:
         """Whether there is nothing to tell."""
-        return not self.data["rows"]
+        return not self.data["rows"] and not self.data["selected"]
 
 
 class UlaPromMetrics(KVConnectorPromMetrics):
@@ -166,4 +173,5 @@ class UlaPromMetrics(KVConnectorPromMetrics):
                 histogram(engine_idx).observe(seconds)
         for name, rows in data["rows"].items():
             self._rows[name](engine_idx).set(rows)
-        self._logical_slots(engine_idx).set(data["logical_slots"])
+        if data["rows"]:
+            self._logical_slots(engine_idx).set(data["logical_slots"])

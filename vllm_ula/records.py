@@ -100,7 +100,7 @@ class CallPlan:
 
     Attributes:
         exchange: the one exchange of the call; may be empty.
-        touched: device rows the call uses where they already are.
+        touched: device rows the call uses, the victims' included; may name a row twice.
         promoted: int64 `[p]` distinct logical slots read from device rows.
         in_place: int64 `[r]` distinct selected logical slots read where they live.
     """

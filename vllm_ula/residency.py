@@ -67,6 +67,8 @@ class Residency:
 
     def remap(self, exchange: Exchange) -> None:
         """Swap the homes of the incoming rows and the victims' rows; the bytes have moved."""
+        if not len(exchange):
+            return
         victims = exchange.victims.index
         outgoing = self.owner[victims].long()
         self.home[outgoing] = (exchange.vacated.index + self.num_device).to(torch.int32)

@@ -16,9 +16,21 @@ from torch import Tensor
 
 from vllm_ula.kernels.reference.scatter import scatter
 from vllm_ula.planner import Planner
-from vllm_ula.records import Call, CallPlan, Counts, DeviceSlots, Exchange, HostSlots, LayerRows
+from vllm_ula.records import (
+    Call,
+    CallPlan,
+    Counts,
+    DeviceSlots,
+    Exchange,
+    HostSlots,
+    LayerRows,
+    Moved,
+)
 from vllm_ula.residency import Residency
 from vllm_ula.transfer import transfer
+
+_NONE = torch.empty(0, dtype=torch.int64)
+NOTHING = Exchange(_NONE, DeviceSlots(_NONE), HostSlots(_NONE), _NONE.bool(), _NONE.bool())
 
 
 @dataclass(slots=True)
@@ -37,6 +49,21 @@ class Domain:
     counts: Counts = field(default_factory=Counts)
     plan_seconds: list[float] = field(default_factory=list)
     transfer_seconds: list[float] = field(default_factory=list)
+
+    def count(self, plan: CallPlan, moved: Moved) -> None:
+        """Add one call to the totals; its homes have changed already."""
+        in_place = self.residency.translate(plan.in_place)
+        in_place_host = int((in_place >= self.residency.num_device).sum())
+        counts = self.counts
+        counts.selected += plan.promoted.numel() + in_place.numel()
+        counts.hits += plan.promoted.numel() - moved.fetched
+        counts.in_place_device += in_place.numel() - in_place_host
+        counts.in_place_host += in_place_host
+        counts.fetched += moved.fetched
+        counts.written_back += moved.written_back
+        counts.fetched_bytes += moved.fetched_bytes
+        counts.written_back_bytes += moved.written_back_bytes
+        counts.exchanges += bool(moved.fetched or moved.written_back)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if map or planner contradict themselves."""
@@ -58,29 +85,16 @@ def run(domain: Domain, call: Call) -> Tensor:
     domain.planner.begin_call()
     plan = plan_call(domain, call)
     planned = time.perf_counter()
+    domain.plan_seconds.append(planned - start)
 
     moved = transfer(domain.layers, plan.exchange)
     domain.residency.remap(plan.exchange)
     domain.planner.touch(plan.touched)
-    domain.planner.touch(plan.exchange.victims)
     domain.residency.mark_live(call.written)
-    done = time.perf_counter()
-
-    domain.plan_seconds.append(planned - start)
     if moved.fetched or moved.written_back:
-        domain.transfer_seconds.append(done - planned)
-        domain.counts.exchanges += 1
-    in_place = domain.residency.translate(plan.in_place)
-    in_place_host = int((in_place >= domain.residency.num_device).sum())
-    counts = domain.counts
-    counts.selected += plan.promoted.numel() + in_place.numel()
-    counts.hits += plan.promoted.numel() - moved.fetched
-    counts.fetched += moved.fetched
-    counts.written_back += moved.written_back
-    counts.in_place_device += in_place.numel() - in_place_host
-    counts.in_place_host += in_place_host
-    counts.fetched_bytes += moved.fetched_bytes
-    counts.written_back_bytes += moved.written_back_bytes
+        domain.transfer_seconds.append(time.perf_counter() - planned)
+
+    domain.count(plan, moved)
     return domain.residency.translate(call.written)
 
 
@@ -100,15 +114,18 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     What is left over is written to, and read from, where it lives: no call can fail.
     """
     residency, marks, num_device = domain.residency, domain.marks, domain.residency.num_device
-    written_homes = residency.translate(call.written)
+    selected = _distinct(marks, call.selection)
+    written_homes, homes = residency.translate(call.written), residency.translate(selected)
     written_on_host = written_homes >= num_device
+    if not bool(written_on_host.any() or (homes >= num_device).any() or (~call.decode).any()):
+        touched = DeviceSlots(torch.cat((homes, written_homes)))
+        return CallPlan(NOTHING, touched, promoted=selected, in_place=selected[:0])
+
     protected = torch.zeros(num_device, dtype=torch.bool, device=marks.device)
     protected[written_homes[~written_on_host]] = True
     room = num_device - int(protected.sum())
-
     placed = call.written[written_on_host & call.written_by_decode][:room]
     seated = torch.cat((call.written[~written_on_host], placed))
-    selected = _distinct(marks, call.selection)
     promoted = _promote(marks, call, selected, seated, room - placed.numel())
     homes = residency.translate(promoted)
     protected[homes[homes < num_device]] = True
@@ -118,10 +135,10 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     placed = placed[~_is_in(marks, placed, missing)]
     incoming = torch.cat((missing, placed))
     fetch = torch.cat((unwritten, torch.zeros_like(placed, dtype=torch.bool)))
-
+    exchange = _exchange(domain, call.written[written_on_host], incoming, fetch, protected)
     return CallPlan(
-        exchange=_exchange(domain, call.written[written_on_host], incoming, fetch, protected),
-        touched=DeviceSlots(protected.nonzero().squeeze(1)),
+        exchange=exchange,
+        touched=DeviceSlots(torch.cat((protected.nonzero().squeeze(1), exchange.victims.index))),
         promoted=promoted,
         in_place=selected[~_is_in(marks, selected, promoted)],
     )
@@ -160,7 +177,7 @@ def _exchange(
     incoming = torch.cat((incoming, others))
     fetch = torch.cat((fetch, torch.zeros_like(others, dtype=torch.bool)))
     victims = domain.planner.choose(incoming.numel(), dead, protected)
-    vacated: HostSlots = residency.host_slots(residency.translate(incoming))
+    vacated = residency.host_slots(residency.translate(incoming))
     return Exchange(incoming, victims, vacated, fetch, write_back=~dead[victims.index])
 
 

@@ -26,6 +26,8 @@ def transfer(layers: Sequence[LayerRows], exchange: Exchange) -> Moved:
             f"an exchange moves between DeviceSlots and HostSlots, not "
             f"{type(exchange.victims).__name__} and {type(exchange.vacated).__name__}"
         )
+    if not len(exchange):
+        return Moved()
     fetch, write_back = exchange.fetch, exchange.write_back
     fetched, written_back = int(fetch.sum()), int(write_back.sum())
     if fetched == written_back == 0:
