@@ -49,6 +49,7 @@ bench: $(STAMP) ## Run the benchmarks
 clean: ## Remove what the targets made, except .venv
 	rm -rf build dist *.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info
 	rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .demo
 	find . -name $(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The checks are make functions, not shell commands: a failed one prints its line and nothing else.

@@ -115,11 +115,13 @@ class UlaWorker:
         """Check the maps a last time, then give the host pool back."""
         if self.pool is None:
             return
-        self.check_integrity()
-        logger.info("UlaCache: integrity of %d domains holds at shutdown", len(self.domains))
-        for impl in self._impls:
-            impl.bind(None)
-        self._impls.clear()
-        self.domains.clear()
-        self.pool.close()
-        self.pool = None
+        try:
+            self.check_integrity()
+            logger.info("UlaCache: integrity of %d domains holds at shutdown", len(self.domains))
+        finally:
+            for impl in self._impls:
+                impl.bind(None)
+            self._impls.clear()
+            self.domains.clear()
+            self.pool.close()
+            self.pool = None

@@ -19,7 +19,10 @@ def _sparse_backend(original: Callable[..., str]) -> Callable[..., str]:
     def get_attn_backend_cls(
         cls: Any, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        if not (attn_selector_config.use_sparse and attn_selector_config.use_mla):
+        from vllm.config import get_current_vllm_config
+
+        sparse = attn_selector_config.use_sparse and attn_selector_config.use_mla
+        if not (sparse and is_dsa(get_current_vllm_config())):
             return original(cls, selected_backend, attn_selector_config, num_heads)
         if attn_selector_config.kv_cache_dtype not in _CACHE_DTYPES:
             raise ConfigError(

@@ -16,7 +16,7 @@ from vllm_ula.patches.record import Patch
 def _native_for_mla(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward_cpu(self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None) -> Any:
-        if query.dim() == 3 or not query.is_contiguous():
+        if query.dim() == 3:
             return self.forward_native(positions, query, key)
         return original(self, positions, query, key)
 

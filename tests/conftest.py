@@ -9,7 +9,8 @@ import pytest
 BUDGET_S = {
     "repository": 20,
     "core": 60,
-    "kernels": 30,
+    "reference": 60,
+    "patches": 60,
     "engine": 240,
     "server": 240,
 }

@@ -25,8 +25,8 @@ class Limit(Enum):
     """What keeps the number of logical slots from growing."""
 
     MEMORY = "device and host memory"
-    INDEX_KEYS = "index keys fill the device: more host memory does not help"
-    DEVICE_SLOTS = "device_slots is fixed"
+    INDEX_KEYS = "index keys, which fill the device: more host memory does not help"
+    DEVICE_SLOTS = "device_slots"
     BLOCK_OVERRIDE = "num_gpu_blocks_override"
 
 

@@ -9,7 +9,7 @@ from vllm_ula.capacity import GIB, TokenBytes, ceil_to, fit
 from vllm_ula.capacity import min_device_slots as _min_device_slots
 from vllm_ula.config import UlaConfig, check_every_step
 from vllm_ula.errors import ConfigError, VersionError
-from vllm_ula.models import check_supported, geometry
+from vllm_ula.models import DSA, check_supported, geometry
 from vllm_ula.planner import PbLru, Planner, TimestampLru
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ def ula_config(vllm_config: VllmConfig) -> UlaConfig:
 def is_dsa(vllm_config: VllmConfig) -> bool:
     """Whether the model is one of the DeepSeek-Sparse-Attention models served here."""
     model = vllm_config.model_config
-    return model is not None and hasattr(model.hf_text_config, "index_topk") and model.use_mla
+    if model is None or model.hf_text_config.model_type not in DSA:
+        return False
+    return hasattr(model.hf_text_config, "index_topk")
 
 
 def min_device_slots(vllm_config: VllmConfig) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from vllm_ula.errors import ConfigError
 
 SUPPORTED = ("deepseek_v32", "glm_moe_dsa")
+DSA = (*SUPPORTED, "deepseek_mtp")  # vLLM's name for the MTP layers of both
 
 _REFUSED = {
     "deepseek_v4": "keeps compressed rows, which ula does not address yet",

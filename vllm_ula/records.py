@@ -100,13 +100,15 @@ class CallPlan:
 
     Attributes:
         exchange: the one exchange of the call; may be empty.
-        touched: device rows the call uses, the victims' included; may name a row twice.
+        touched: device rows the call reads where they are.
+        admitted: device rows that get new bytes, by a write where they are or as victims.
         promoted: int64 `[p]` distinct logical slots read from device rows.
         in_place: int64 `[r]` distinct selected logical slots read where they live.
     """
 
     exchange: Exchange
     touched: DeviceSlots
+    admitted: DeviceSlots
     promoted: Tensor
     in_place: Tensor
 

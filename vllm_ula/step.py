@@ -90,6 +90,7 @@ def run(domain: Domain, call: Call) -> Tensor:
     moved = transfer(domain.layers, plan.exchange)
     domain.residency.remap(plan.exchange)
     domain.planner.touch(plan.touched)
+    domain.planner.admit(plan.admitted)
     domain.residency.mark_live(call.written)
     if moved.fetched or moved.written_back:
         domain.transfer_seconds.append(time.perf_counter() - planned)
@@ -118,17 +119,19 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     written_homes, homes = residency.translate(call.written), residency.translate(selected)
     written_on_host = written_homes >= num_device
     if not bool(written_on_host.any() or (homes >= num_device).any() or (~call.decode).any()):
-        touched = DeviceSlots(torch.cat((homes, written_homes)))
-        return CallPlan(NOTHING, touched, promoted=selected, in_place=selected[:0])
+        read, written = DeviceSlots(homes), DeviceSlots(written_homes)
+        return CallPlan(NOTHING, read, written, promoted=selected, in_place=selected[:0])
 
+    rewritten = written_homes[~written_on_host]
     protected = torch.zeros(num_device, dtype=torch.bool, device=marks.device)
-    protected[written_homes[~written_on_host]] = True
+    protected[rewritten] = True
     room = num_device - int(protected.sum())
     placed = call.written[written_on_host & call.written_by_decode][:room]
     seated = torch.cat((call.written[~written_on_host], placed))
     promoted = _promote(marks, call, selected, seated, room - placed.numel())
     homes = residency.translate(promoted)
-    protected[homes[homes < num_device]] = True
+    read = homes[homes < num_device]
+    protected[read] = True
 
     missing = promoted[homes >= num_device]
     unwritten = _is_in(marks, missing, call.written).logical_not_()
@@ -138,7 +141,8 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     exchange = _exchange(domain, call.written[written_on_host], incoming, fetch, protected)
     return CallPlan(
         exchange=exchange,
-        touched=DeviceSlots(torch.cat((protected.nonzero().squeeze(1), exchange.victims.index))),
+        touched=DeviceSlots(read),
+        admitted=DeviceSlots(torch.cat((rewritten, exchange.victims.index))),
         promoted=promoted,
         in_place=selected[~_is_in(marks, selected, promoted)],
     )

@@ -34,7 +34,11 @@ class Planner(ABC):
 
     @abstractmethod
     def touch(self, slots: DeviceSlots) -> None:
-        """The current call uses these rows. They become the most recent ones."""
+        """The current call uses these rows where they are. They become the most recent ones."""
+
+    @abstractmethod
+    def admit(self, slots: DeviceSlots) -> None:
+        """The current call puts new bytes into these rows, fetched or written: touched, and new."""
 
     def choose(self, num: int, dead: Tensor, protected: Tensor) -> DeviceSlots:
         """Choose exactly `num` distinct victims; changes nothing.

@@ -5,9 +5,10 @@
                    cold         |  older  ->  newer       |  open
 
 A row's bucket is the period in which it was last touched. A period ends at the first call after
-it has collected `D / B` touches, so that B buckets together span about the whole pool, however
-many rows a call uses. What is older than B periods is cold and not told apart any more. Rows
-the current call uses are protected by the caller; that is the paper's current bucket.
+`D / B` rows were admitted in it, so that B buckets together remember as many evictions as the
+pool has rows, however many hits there are between two of them. What is older is cold and not told
+apart any more. Rows the current call uses are protected by the caller; that is the paper's
+current bucket.
 """
 
 from __future__ import annotations
@@ -39,19 +40,23 @@ class PbLru(Planner):
         self.num_buckets = num_buckets
         self.rows_per_bucket = max(num_device // num_buckets, 1)
         self.period = num_buckets
-        self.touched_in_period = 0
+        self.admitted = 0
         self.bucket = torch.zeros(num_device, dtype=torch.int32, device=self.device)
 
     @override
     def begin_call(self) -> None:
-        if self.touched_in_period >= self.rows_per_bucket:
+        if self.admitted >= self.rows_per_bucket:
             self.period += 1
-            self.touched_in_period = 0
+            self.admitted = 0
 
     @override
     def touch(self, slots: DeviceSlots) -> None:
         self.bucket[slots.index] = self.period
-        self.touched_in_period += len(slots)
+
+    @override
+    def admit(self, slots: DeviceSlots) -> None:
+        self.touch(slots)
+        self.admitted += len(slots)
 
     def levels(self) -> Tensor:
         """int32 `[D]`: 0 for cold rows to `num_buckets - 1` for rows of the open bucket."""

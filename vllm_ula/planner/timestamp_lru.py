@@ -32,6 +32,10 @@ class TimestampLru(Planner):
         self.stamp[slots.index] = self.clock
 
     @override
+    def admit(self, slots: DeviceSlots) -> None:
+        self.touch(slots)
+
+    @override
     def _coldest(self, num: int, dead: Tensor, protected: Tensor) -> Tensor:
         key = self.stamp.masked_fill(dead, _DEAD).masked_fill_(protected, _NEVER)
         return torch.sort(key, stable=True).indices[:num]

@@ -1,0 +1,98 @@
+import pytest
+
+from vllm_ula.config import CHECK_VARIABLE, UlaConfig, check_every_step
+from vllm_ula.errors import ConfigError, UlaError
+
+NAN, INF = float("nan"), float("inf")
+BAD = [
+    *(
+        ("host_gib", value, f"host_gib={value}: must be >= 0 GiB; use 4")
+        for value in (-1, -0.5, NAN, INF, -INF, "4", None, True, [4])
+    ),
+    *(
+        ("device_gib", value, f"device_gib={value}: must be > 0 GiB; use 1")
+        for value in (0, 0.0, -2, NAN, INF, "1", False)
+    ),
+    *(
+        ("device_slots", value, f"device_slots={value}: must be a whole number > 0; use 4096")
+        for value in (0, -64, 64.0, "64", True)
+    ),
+    *(
+        ("planner", value, f"planner={value}: must be one of pb_lru, timestamp_lru; use pb_lru")
+        for value in ("lru", "PB_LRU", "", None, 1, ["pb_lru"])
+    ),
+    *(
+        (
+            "recency_buckets",
+            value,
+            f"recency_buckets={value}: must be a whole number 2..65536; use 64",
+        )
+        for value in (0, 1, -4, 65537, 8.0, "64", None, True)
+    ),
+    *(
+        (
+            key,
+            1,
+            f"{key}=1: is no setting of ula; use one of host_gib, device_gib, device_slots, "
+            "planner, recency_buckets",
+        )
+        for key in ("host_gb", "Host_gib", "cpu_bytes_to_use", "")
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), BAD)
+def test_a_bad_setting_is_named_with_value_rule_and_what_works(key, value, message):
+    with pytest.raises(ConfigError) as refused:
+        UlaConfig.from_extra_config({key: value})
+    assert str(refused.value) == message
+    assert refused.value.key == key
+    assert isinstance(refused.value, UlaError)
+
+
+def test_two_sizes_for_one_device_pool_are_refused():
+    with pytest.raises(ConfigError) as refused:
+        UlaConfig(device_slots=64, device_gib=2)
+    assert str(refused.value) == (
+        "device_slots=64: fixes the device pool, which device_gib=2 sizes too; use one of the two"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("host_gib", v) for v in (0, 4, 0.25)),
+        *(("device_gib", v) for v in (None, 1, 0.001)),
+        *(("device_slots", v) for v in (None, 1, 4096)),
+        *(("planner", v) for v in ("pb_lru", "timestamp_lru")),
+        *(("recency_buckets", v) for v in (2, 64, 65536)),
+    ],
+)
+def test_good_settings_are_kept(key, value):
+    assert getattr(UlaConfig.from_extra_config({key: value}), key) == value
+
+
+def test_defaults_are_a_device_only_cache():
+    assert UlaConfig.from_extra_config({}) == UlaConfig(0.0, None, None, "pb_lru", 64)
+    assert UlaConfig().host_bytes == 0
+
+
+def test_host_bytes_count_in_gib():
+    assert UlaConfig(host_gib=4).host_bytes == 4 * 2**30
+    assert UlaConfig(host_gib=0.5).host_bytes == 2**29
+
+
+@pytest.mark.parametrize(("value", "asks"), [(None, False), ("0", False), ("1", True)])
+def test_the_check_variable(monkeypatch, value, asks):
+    monkeypatch.delenv(CHECK_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(CHECK_VARIABLE, value)
+    assert check_every_step() is asks
+
+
+@pytest.mark.parametrize("value", ["", "2", "true", "yes", " 1"])
+def test_a_malformed_check_variable_is_an_error(monkeypatch, value):
+    monkeypatch.setenv(CHECK_VARIABLE, value)
+    with pytest.raises(ConfigError) as refused:
+        check_every_step()
+    assert str(refused.value) == f"VLLM_ULA_CHECK={value}: must be 0 or 1; use 1"

@@ -1,0 +1,262 @@
+"""The torch references: obvious, and held to something more obvious still."""
+
+import math
+
+import pytest
+import torch
+
+from vllm_ula.kernels.reference import index_keys
+from vllm_ula.kernels.reference.exchange import exchange
+from vllm_ula.kernels.reference.gather import gather
+from vllm_ula.kernels.reference.index_scores import index_scores
+from vllm_ula.kernels.reference.logical_slots import logical_slots
+from vllm_ula.kernels.reference.scatter import scatter
+from vllm_ula.kernels.reference.sparse_mla import sparse_mla
+from vllm_ula.kernels.reference.topk import topk
+
+NAN = torch.nan
+
+
+@pytest.fixture
+def random():
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=generator)
+
+
+def slots(*index):
+    return torch.tensor(index, dtype=torch.int64)
+
+
+class TestLogicalSlots:
+    table = torch.tensor([[3, 5], [7, 1]], dtype=torch.int32)
+
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+    def test_positions_go_through_the_block_table_of_their_request(self, dtype):
+        positions = torch.tensor([[0, 3, 4, 7], [0, 3, 4, 7], [6, -1, 1, -1]], dtype=dtype)
+        found = logical_slots(positions, slots(0, 1, 0), self.table, 4)
+        assert found.dtype == torch.int64
+        assert found.tolist() == [[12, 15, 20, 23], [28, 31, 4, 7], [22, -1, 13, -1]]
+
+    def test_a_padding_token_selects_nothing_whatever_its_positions(self):
+        positions = torch.tensor([[1, 10_000, 2**31 - 1], [1, -1, -1]], dtype=torch.int32)
+        found = logical_slots(positions, slots(-1, 1), self.table, 4)
+        assert found.tolist() == [[-1, -1, -1], [29, -1, -1]]
+
+    def test_large_block_ids_do_not_overflow(self):
+        table = torch.tensor([[2**30]], dtype=torch.int32)
+        positions = torch.zeros(1, 1, dtype=torch.int32)
+        assert logical_slots(positions, slots(0), table, 64).item() == 2**36
+
+    def test_no_tokens(self):
+        assert logical_slots(torch.empty(0, 3), slots(), self.table, 4).shape == (0, 3)
+
+
+class TestIndexKeys:
+    @staticmethod
+    def smallest_scale(largest):
+        """Smallest power of two s with largest <= 448 s, from the exact binary fraction."""
+        mantissa, exponent = math.frexp(largest)  # 448 = 0.875 * 2**9
+        return math.ldexp(1.0, exponent - 9 + (mantissa > 0.875))
+
+    @pytest.mark.parametrize("base", [1.0, 448.0])
+    @pytest.mark.parametrize("ulps", range(-3, 4))
+    def test_scale_is_exact_around_powers_of_two_and_around_the_largest_value(self, base, ulps):
+        largest = torch.tensor([math.ldexp(base, n) for n in range(-30, 60)], dtype=torch.float32)
+        largest = (largest.view(torch.int32) + ulps).view(torch.float32)
+        expected = [self.smallest_scale(x) for x in largest.tolist()]
+        assert index_keys.power_of_two_scale(largest.unsqueeze(1)).flatten().tolist() == expected
+
+    def test_scale_of_random_rows(self, random):
+        rows = random(500, 16) * 10 ** (2 * random(500, 1))
+        expected = [self.smallest_scale(x) for x in rows.abs().amax(1).tolist()]
+        assert index_keys.power_of_two_scale(rows).flatten().tolist() == expected
+
+    def test_scale_of_zeros_is_that_of_the_smallest_magnitude(self):
+        scale = index_keys.power_of_two_scale(torch.zeros(1, 8)).item()
+        assert scale == self.smallest_scale(torch.tensor(1e-10).item())
+
+    def test_quantised_values_are_within_half_a_step(self, random):
+        rows = random(50, 128) * 10 ** random(50, 1)
+        values, scale = index_keys.quantize(rows)
+        assert values.dtype == torch.float8_e4m3fn
+        # 3 mantissa bits; below 2**-6 the step is that of the subnormals.
+        step = (rows.abs() * 2**-4).clamp_min(scale * 2**-10)
+        assert ((values.float() * scale - rows).abs() <= step).all()
+
+    def test_representable_keys_come_back_exactly(self):
+        keys = torch.tensor([[1.0, -1.75, 0.0, 448.0], [2.0**-20, -1.125 * 2**-19, 0, 2**-21]])
+        cache = torch.zeros(6, 8, dtype=torch.uint8)
+        index_keys.store(cache, slots(5, 2), keys)
+        values, scales = index_keys.load(cache, slots(2, 5))
+        assert (values * scales.unsqueeze(1)).tolist() == keys.flip(0).tolist()
+        assert scales.tolist() == [2.0**-27, 1.0]
+        assert [part.shape[0] for part in index_keys.load(cache, slots())] == [0, 0]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_what_is_stored_is_what_quantize_gives(self, random, dtype):
+        keys = random(7, 128).to(dtype)
+        cache = torch.full((20, 132), 0xAB, dtype=torch.uint8)
+        where = slots(3, 19, 0, 8, 11, 4, 7)
+        index_keys.store(cache, where, keys)
+        values, scale = index_keys.quantize(keys)
+        loaded, scales = index_keys.load(cache, where)
+        assert torch.equal(loaded, values.float())
+        assert torch.equal(scales, scale.squeeze(1))
+
+    @pytest.mark.parametrize("where", [[-1, 1, -1], [-1, -1, -1], []])
+    def test_skipped_slots_write_nothing_not_even_the_last_row(self, random, where):
+        cache = torch.full((4, 132), 0xAB, dtype=torch.uint8)
+        index_keys.store(cache, slots(*where), random(len(where), 128))
+        untouched = [row for row in range(4) if row not in where]
+        assert (cache[untouched] == 0xAB).all()
+        assert not (cache[[row for row in where if row >= 0]] == 0xAB).all(1).any()
+
+
+class TestIndexScores:
+    def test_against_einsum_in_float64(self, random):
+        queries, weights = random(5, 3, 16), random(5, 3)
+        keys, scales = random(9, 16), random(9).abs()
+        positions = slots(0, 8, 3, 7, 20)
+        dots = torch.einsum("thd,sd->ths", queries.double(), keys.double()).relu()
+        expected = torch.einsum("th,ths->ts", weights.double(), dots) * scales.double()
+        scores = index_scores(queries, weights, keys, scales, positions)
+        for token, position in enumerate(positions.tolist()):
+            may_read = min(position + 1, 9)
+            torch.testing.assert_close(
+                scores[token, :may_read].double(), expected[token, :may_read], rtol=1e-5, atol=1e-5
+            )
+            assert (scores[token, may_read:] == -torch.inf).all()
+
+    def test_negative_dot_products_do_not_count(self):
+        queries, keys = torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[2.0], [-3.0]])
+        scores = index_scores(queries, torch.tensor([[1.0, 10.0]]), keys, torch.ones(2), slots(1))
+        assert scores.tolist() == [[2.0, 30.0]]
+
+
+class TestTopk:
+    @staticmethod
+    def brute_force(scores, k):
+        readable = [p for p, score in enumerate(scores) if score > -math.inf]
+        best = sorted(sorted(readable, key=lambda p: (-scores[p], p))[:k])
+        return best + [-1] * (k - len(best))
+
+    @pytest.mark.parametrize("k", [1, 2, 5, 8])
+    @pytest.mark.parametrize("width", [0, 1, 5, 8, 13, 40])
+    @pytest.mark.parametrize("levels", [2, 5, 1000])
+    def test_against_brute_force_with_ties(self, k, width, levels):
+        generator = torch.Generator().manual_seed(k * width + levels)
+        scores = torch.randint(0, levels, (30, width), generator=generator).float()
+        scores[torch.rand(scores.shape, generator=generator) < 0.3] = -torch.inf
+        selection = topk(scores, k)
+        assert selection.dtype == torch.int32
+        assert selection.tolist() == [self.brute_force(row, k) for row in scores.tolist()]
+
+    def test_of_equal_scores_the_lowest_positions(self):
+        scores = torch.tensor([[1.0, 3.0, 1.0, 3.0, 1.0], [0.0, -0.0, 0.0, -1.0, 0.0]])
+        assert topk(scores, 3).tolist() == [[0, 1, 3], [0, 1, 2]]
+
+    @pytest.mark.parametrize("width", [2, 3, 9])
+    def test_a_row_nobody_may_read_selects_nothing(self, width):
+        assert topk(torch.full((2, width), -torch.inf), 3).tolist() == [[-1, -1, -1]] * 2
+
+    def test_no_tokens(self):
+        assert topk(torch.empty(0, 9), 4).shape == (0, 4)
+
+
+class TestSparseMla:
+    def test_against_softmax_in_float64(self, random):
+        queries, rows = random(6, 3, 12), random(6, 7, 12)
+        selected = random(6, 7) > 0
+        selected[2], selected[3] = True, torch.arange(7) == 4
+        out, lse = sparse_mla(queries, rows, selected, 0.3, 8)
+        for token in range(6):
+            kept = rows[token, selected[token]].double()
+            logits = queries[token].double() @ kept.T * 0.3
+            expected = logits.softmax(-1) @ kept[:, :8]
+            torch.testing.assert_close(out[token].double(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                lse[token].double(), logits.logsumexp(-1), rtol=1e-6, atol=1e-6
+            )
+
+    def test_an_empty_selection_gives_zero_and_minus_infinity(self, random):
+        selected = torch.zeros(2, 5, dtype=torch.bool)
+        selected[1, 3] = True
+        out, lse = sparse_mla(random(2, 3, 12), random(2, 5, 12), selected, 1.0, 8)
+        assert (out[0] == 0).all()
+        assert (lse[0] == -torch.inf).all()
+        assert out[1].isfinite().all()
+        assert lse[1].isfinite().all()
+
+    def test_rows_not_selected_do_not_count(self, random):
+        queries, rows = random(2, 3, 12), random(2, 5, 12)
+        selected = torch.tensor([[True, False, True, True, False]] * 2)
+        out, lse = sparse_mla(queries, rows, selected, 1.0, 8)
+        rows[:, [1, 4]] = 1e30
+        again, lse_again = sparse_mla(queries, rows, selected, 1.0, 8)
+        assert torch.equal(out, again)
+        assert torch.equal(lse, lse_again)
+
+    @pytest.mark.parametrize(
+        ("tokens", "heads", "width", "latent", "num_rows"),
+        [
+            (2, 4, 576, 512, 128),
+            (7, 4, 576, 512, 128),
+            (9, 3, 576, 512, 101),
+            (17, 1, 576, 512, 64),
+        ],
+    )
+    def test_a_token_gives_the_same_bits_at_every_position_of_a_batch(
+        self, random, tokens, heads, width, latent, num_rows
+    ):
+        queries, rows = random(tokens, heads, width), random(tokens, num_rows, width)
+        selected = random(tokens, num_rows) > -1
+        out, lse = sparse_mla(queries, rows, selected, width**-0.5, latent)
+        for shift in range(1, tokens):
+            at = torch.arange(tokens).roll(shift)
+            moved, moved_lse = sparse_mla(queries[at], rows[at], selected[at], width**-0.5, latent)
+            assert torch.equal(moved, out[at])
+            assert torch.equal(moved_lse, lse[at])
+
+
+class TestGatherAndScatter:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_rows_come_from_both_tiers_and_stale_bytes_from_none(self, dtype):
+        device = torch.tensor([[NAN, NAN], [1, 2], [3, 4]], dtype=dtype)
+        host = torch.tensor([[5, 6], [NAN, NAN]], dtype=dtype)
+        read = gather(device, host, torch.tensor([[2, -1, 3], [-1, 1, 2]]))
+        assert read.dtype == dtype
+        assert read.tolist() == [[[3, 4], [0, 0], [5, 6]], [[0, 0], [1, 2], [3, 4]]]
+
+    def test_rows_of_one_tier_only(self):
+        device, host = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
+        assert gather(device, host, slots(1, 0)).tolist() == [[2], [1]]
+        assert gather(device, host, slots(3, 2, 3)).tolist() == [[4], [3], [4]]
+        assert gather(device, host[:0], slots(0, -1)).tolist() == [[1], [0]]
+        assert gather(device, host, torch.empty(0, 5, dtype=torch.int64)).shape == (0, 5, 1)
+
+    @pytest.mark.parametrize("homes", [[1, 4, 0, 3], [1, 0], [3, 4], []])
+    def test_only_the_rows_written_change(self, homes):
+        device, host = torch.full((3, 2), NAN), torch.full((2, 2), NAN)
+        rows = torch.arange(2.0 * len(homes)).view(-1, 2)
+        scatter(device, host, slots(*homes), rows)
+        both = torch.cat((device, host))
+        assert torch.equal(both[slots(*homes)], rows)
+        assert both.isnan().all(1).tolist() == [home not in homes for home in range(5)]
+
+    def test_without_host_rows(self):
+        device = torch.full((3, 1), NAN)
+        scatter(device, torch.empty(0, 1), slots(2), torch.ones(1, 1))
+        assert device[2].item() == 1
+
+    def test_what_is_scattered_is_what_is_gathered(self, random):
+        homes = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:25]
+        device, host, rows = torch.full((16, 9), NAN), torch.full((24, 9), NAN), random(25, 9)
+        scatter(device, host, homes, rows)
+        assert torch.equal(gather(device, host, homes), rows)
+
+
+def test_exchange_reads_every_row_before_it_writes_any():
+    device, host = torch.arange(4.0).unsqueeze(1), 10 + torch.arange(4.0).unsqueeze(1)
+    exchange(device, host, slots(0, 3), slots(2, 1), slots(1, 2), slots(3, 0))
+    assert device.flatten().tolist() == [0, 13, 10, 3]
+    assert host.flatten().tolist() == [2, 11, 12, 1]
