@@ -264,7 +264,7 @@ def _too_small(token: TokenBytes, device_bytes: int, min_device: int) -> ConfigE
     needed = (token.per_device_row + token.per_logical) * min_device
     return ConfigError(
         "device_gib",
-        f"{device_bytes / GIB:.6g}",
+        f"{device_bytes / GIB:.4g}",
         f"a decode step needs {min_device} device rows, {needed} bytes",
         f"at least {_gib_up(needed)}",
     )

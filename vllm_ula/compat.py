@@ -114,7 +114,8 @@ def check_connectors(vllm_config: VllmConfig) -> None:
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector != "MultiConnector":
         return
-    names = [c.get("kv_connector") for c in transfer.kv_connector_extra_config["connectors"]]
+    children = transfer.kv_connector_extra_config.get("connectors", [])
+    names = [child.get("kv_connector") for child in children]
     if CONNECTOR in names:
         raise ConfigError(
             "kv_connector",
@@ -161,20 +162,21 @@ def check_parallel(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
     sizes = {
         "--pipeline-parallel-size": parallel.pipeline_parallel_size,
-        "--tensor-parallel-size": parallel.tensor_parallel_size,
         "--decode-context-parallel-size": parallel.decode_context_parallel_size,
         "--prefill-context-parallel-size": parallel.prefill_context_parallel_size,
+        "--tensor-parallel-size": parallel.tensor_parallel_size,  # last: DCP is named before it
     }
     for key, size in sizes.items():
         if size > 1:
             raise ConfigError(key, size, "ula serves one rank per engine", 1)
     if parallel.use_ubatching:
-        raise ConfigError(
-            "--enable-dbo",
-            parallel.enable_dbo,
-            "two batches at once would change homes under each other",
-            "no --enable-dbo",
+        key, value, works = (
+            ("--enable-dbo", True, "no --enable-dbo")
+            if parallel.enable_dbo
+            else ("--ubatch-size", parallel.ubatch_size, 0)
         )
+        rule = "two batches at once would change homes under each other"
+        raise ConfigError(key, value, rule, works)
 
 
 def _check_device(vllm_config: VllmConfig, config: UlaConfig) -> None:

@@ -50,8 +50,12 @@ class Residency:
         Returns:
             int64 homes of the same shape, -1 where there is no slot. Valid until the next `remap`.
         """
-        homes = self.home[slots.clamp_min(0)].long()
+        homes = self.homes(slots.clamp_min(0).view(-1)).view(slots.shape)
         return homes.masked_fill_(slots < 0, -1)
+
+    def homes(self, slots: Tensor) -> Tensor:
+        """`translate` for int64 `[m]` slots that are all there."""
+        return self.home.index_select(0, slots).long()
 
     def host_slots(self, homes: Tensor) -> HostSlots:
         """Host slots of homes that are all on the host."""
@@ -63,7 +67,7 @@ class Residency:
 
     def dead_device_rows(self) -> Tensor:
         """Which device rows may be overwritten without a copy: bool `[D]`."""
-        return self.live[self.owner.long()].logical_not_()
+        return self.live.index_select(0, self.owner).logical_not_()
 
     def remap(self, exchange: Exchange) -> None:
         """Swap the homes of the incoming rows and the victims' rows; the bytes have moved."""
@@ -86,7 +90,7 @@ class Residency:
     def states(self) -> RowStates:
         """Count live and dead rows of each tier."""
         live = int(self.live.sum())
-        device_live = int(self.live[self.owner.long()].sum())
+        device_live = int(self.live.index_select(0, self.owner).sum())
         host_live = live - device_live
         return RowStates(
             device_live=device_live,

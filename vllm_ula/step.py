@@ -52,8 +52,8 @@ class Domain:
 
     def count(self, plan: CallPlan, moved: Moved) -> None:
         """Add one call to the totals; its homes have changed already."""
-        in_place = self.residency.translate(plan.in_place)
-        in_place_host = int((in_place >= self.residency.num_device).sum())
+        in_place = self.residency.homes(plan.in_place)
+        in_place_host = int((in_place >= self.residency.num_device).sum()) if len(in_place) else 0
         counts = self.counts
         counts.selected += plan.promoted.numel() + in_place.numel()
         counts.hits += plan.promoted.numel() - moved.fetched
@@ -96,7 +96,7 @@ def run(domain: Domain, call: Call) -> Tensor:
         domain.transfer_seconds.append(time.perf_counter() - planned)
 
     domain.count(plan, moved)
-    return domain.residency.translate(call.written)
+    return domain.residency.homes(call.written)
 
 
 def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
@@ -116,7 +116,7 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     """
     residency, marks, num_device = domain.residency, domain.marks, domain.residency.num_device
     selected = _distinct(marks, call.selection)
-    written_homes, homes = residency.translate(call.written), residency.translate(selected)
+    written_homes, homes = residency.homes(call.written), residency.homes(selected)
     written_on_host = written_homes >= num_device
     if not bool(written_on_host.any() or (homes >= num_device).any() or (~call.decode).any()):
         read, written = DeviceSlots(homes), DeviceSlots(written_homes)
@@ -129,7 +129,7 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     placed = call.written[written_on_host & call.written_by_decode][:room]
     seated = torch.cat((call.written[~written_on_host], placed))
     promoted = _promote(marks, call, selected, seated, room - placed.numel())
-    homes = residency.translate(promoted)
+    homes = residency.homes(promoted)
     read = homes[homes < num_device]
     protected[read] = True
 
@@ -181,7 +181,7 @@ def _exchange(
     incoming = torch.cat((incoming, others))
     fetch = torch.cat((fetch, torch.zeros_like(others, dtype=torch.bool)))
     victims = domain.planner.choose(incoming.numel(), dead, protected)
-    vacated = residency.host_slots(residency.translate(incoming))
+    vacated = residency.host_slots(residency.homes(incoming))
     return Exchange(incoming, victims, vacated, fetch, write_back=~dead[victims.index])
 
 

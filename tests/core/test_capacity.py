@@ -145,7 +145,7 @@ class TestFit:
         with pytest.raises(ConfigError) as refused:
             fit(SMALL, 87, 10_000, 4, 8)
         assert str(refused.value) == (
-            "device_gib=8.10251e-08: a decode step needs 8 device rows, 88 bytes; "
+            "device_gib=8.103e-08: a decode step needs 8 device rows, 88 bytes; "
             "use at least 0.001"
         )
 

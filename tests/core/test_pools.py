@@ -1,5 +1,4 @@
 import itertools
-import os
 import subprocess
 import sys
 
@@ -82,7 +81,7 @@ rows = 192 * 1024 + 77
 start = resident()
 pool = HostPool(rows, [656, 8])
 grown = resident()
-print(pool.nbytes, grown - start, "ula" in "".join(os.listdir("/dev/shm")))
+print(pool.nbytes, grown - start, "/dev/shm" in open("/proc/self/maps").read())
 view = pool.rows(0, torch.float32)[5]
 pool.close()
 view.fill_(1)  # rows still referenced stay mapped
@@ -93,7 +92,6 @@ print(resident() - start)
 
 
 def test_it_is_resident_at_once_and_released_when_closed():
-    before = sorted(os.listdir("/dev/shm"))
     done = subprocess.run(
         [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True, timeout=60
     )
@@ -103,5 +101,4 @@ def test_it_is_resident_at_once_and_released_when_closed():
     assert abs(int(grown) - int(nbytes)) <= 0.02 * int(nbytes) + slack
     assert float(total) == 656 / 4
     assert int(left) <= slack
-    assert shared == "False"
-    assert sorted(os.listdir("/dev/shm")) == before
+    assert shared == "False"  # the mapping is anonymous: a kill leaves no file

@@ -100,5 +100,5 @@ class TestRefusals:
 
     def test_a_second_patcher(self, patch: Patch) -> None:
         sys.modules["upstream"].function = lambda a, b: 0
-        with pytest.raises(PatchError, match="was replaced by test_patches|was replaced by"):
+        with pytest.raises(PatchError, match="was replaced by"):
             patch.apply()

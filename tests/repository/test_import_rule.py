@@ -27,7 +27,8 @@ LAYERS = (
 LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
 
 MAY_IMPORT_VLLM = {*LAYERS[4], *LAYERS[5], "plugin"}
-# Below the layers that know vLLM, torch is the only third party; kernels/ adds Triton.
+# Below the layers that know vLLM, torch is the only third party, with the typing backport it
+# brings; kernels/ adds Triton.
 TORCH_ONLY = {name for row in LAYERS[:4] for name in row}
 KERNELS_MAY_IMPORT = {"kernels", "records", "errors"}
 
@@ -101,7 +102,7 @@ def reason_against(path: Path, imported: Import) -> str | None:
                 return None
             return "vllm is not visible here"
     third_party = target not in sys.stdlib_module_names
-    if third_party and target != "torch" and owner in TORCH_ONLY:
+    if third_party and target not in ("torch", "typing_extensions") and owner in TORCH_ONLY:
         return "torch is the only third party here"
     if third_party and owner == "__init__" and imported.at_top:
         return "importing vllm_ula must stay free"
