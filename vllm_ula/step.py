@@ -119,8 +119,13 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     written_homes, homes = residency.homes(call.written), residency.homes(selected)
     written_on_host = written_homes >= num_device
     if not bool(written_on_host.any() or (homes >= num_device).any() or (~call.decode).any()):
-        read, written = DeviceSlots(homes), DeviceSlots(written_homes)
-        return CallPlan(NOTHING, read, written, promoted=selected, in_place=selected[:0])
+        return CallPlan(
+            exchange=NOTHING,
+            touched=DeviceSlots(homes),
+            admitted=DeviceSlots(written_homes),
+            promoted=selected,
+            in_place=selected[:0],
+        )
 
     rewritten = written_homes[~written_on_host]
     protected = torch.zeros(num_device, dtype=torch.bool, device=marks.device)

@@ -91,10 +91,9 @@ class UlaSparseAttnIndexer(SparseAttnIndexer):
         k: Tensor | None,
         weights: Tensor,
     ) -> Tensor:
-        if self.skip_k_cache_insert:  # DeepSeek-V4 stores compressed keys itself
-            return super().forward_cpu(hidden_states, q_quant, k, weights)
-        torch.ops.vllm.ula_select(
-            q_quant, k, weights, self.topk_indices_buffer, self.k_cache.prefix
-        )
         selection: Tensor = self.topk_indices_buffer
+        if self.skip_k_cache_insert:  # DeepSeek-V4 stores compressed keys itself
+            selection = super().forward_cpu(hidden_states, q_quant, k, weights)
+        else:
+            torch.ops.vllm.ula_select(q_quant, k, weights, selection, self.k_cache.prefix)
         return selection
