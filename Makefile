@@ -31,7 +31,7 @@ demo: $(STAMP) ## Serve long prompts from a small device pool; MODEL=dir serves 
 	$(PYTHON) -m examples.demo
 
 test: $(STAMP) ## Run all tests
-	$(PYTHON) -m pytest
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 check: $(STAMP) ## Check format, lint, types and the rules of the repository
 	$(PYTHON) -m ruff format --check

@@ -53,6 +53,7 @@ setup(
             "mypy==2.4.1",
             "pytest>=9.2",
             "pytest-timeout>=2.4",
+            "pytest-xdist>=3.8",
             "ruff==0.17.6",
         ],
     },

@@ -19,11 +19,14 @@ def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
     """
     flat = homes.reshape(-1)
     num_device = device.shape[0]
-    rows = device.index_select(0, flat.clamp(0, num_device - 1))
-    on_host = (flat >= num_device).nonzero().squeeze(1)
-    if on_host.numel():
-        rows.index_copy_(0, on_host, host.index_select(0, flat[on_host] - num_device))
-    none = (flat < 0).nonzero().squeeze(1)
-    if none.numel():
-        rows.index_fill_(0, none, 0)
+    on_host = flat >= num_device
+    if 2 * int(on_host.sum()) > flat.numel():  # most rows are copied once, whichever tier has them
+        rows = host.index_select(0, (flat - num_device).clamp_min_(0))
+        others = (~on_host).nonzero().squeeze(1)
+        rows.index_copy_(0, others, device.index_select(0, flat[others].clamp_min_(0)))
+    else:
+        rows = device.index_select(0, flat.clamp(0, num_device - 1))
+        others = on_host.nonzero().squeeze(1)
+        rows.index_copy_(0, others, host.index_select(0, flat[others] - num_device))
+    rows.index_fill_(0, (flat < 0).nonzero().squeeze(1), 0)
     return rows.view(*homes.shape, device.shape[1])

@@ -145,8 +145,7 @@ class TestFit:
         with pytest.raises(ConfigError) as refused:
             fit(SMALL, 87, 10_000, 4, 8)
         assert str(refused.value) == (
-            "device_gib=8.103e-08: a decode step needs 8 device rows, 88 bytes; "
-            "use at least 0.001"
+            "device_gib=8.103e-08: a decode step needs 8 device rows, 88 bytes; use at least 0.001"
         )
 
     @pytest.mark.parametrize("requests", [1, 16, 1000])

@@ -20,7 +20,8 @@ from vllm_ula.kernels.reference.sparse_mla import sparse_mla
 if TYPE_CHECKING:
     from vllm.v1.attention.backends.mla.index_group import SparseMLAIndexGroupBuilder
 
-WORKSPACE_BYTES = 64 << 20
+# 1,024 tokens of top-k 128 on one core: 0.11 to 0.14 s with 2 to 32 MiB, 0.33 s with 64 MiB.
+WORKSPACE_BYTES = 16 << 20
 
 ForwardRows = Callable[[UlaMetadata, Tensor, Tensor], Tensor]
 

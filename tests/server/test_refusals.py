@@ -1,0 +1,301 @@
+"""Every bad setting ends `vllm serve` before weights load, with one line that says what works."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from server.flags import engine_config
+from server.harness import VLLM, Finished, environment, finish
+
+from vllm_ula.compat import check_engine
+from vllm_ula.errors import ConfigError
+
+pytestmark = pytest.mark.server
+
+TIMEOUT_S = 120.0
+LOADING = ("Loading weights", "Loading safetensors", "Starting to load model")
+CONFIG_ERROR = "vllm_ula.errors.ConfigError: "
+ULA = ["--kv-connector", "ula"]
+BASE = ["--max-model-len", "512", "--max-num-seqs", "8", "--dtype", "float32", "--enforce-eager"]
+# D_min: index_topk 128 and 8 decode tokens are 136, in whole blocks of 16 tokens 144.
+D_MIN = (
+    "a decode step needs 144 device rows (index_topk and one per decode token), in whole blocks "
+    "of 16"
+)
+RANKS = "ula serves one rank per engine"
+BY_BLOCK = "other connectors address KV tensors by block id, under ula a block id is no place"
+USE_DSA = (
+    "use a model of type deepseek_v32 or glm_moe_dsa (DeepSeek-V3.2, GLM-5.x), or no ula connector"
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A bad setting and the last line it must print.
+
+    Attributes:
+        arguments: of `vllm serve`, after the model.
+        line: last line of stderr: key, value, rule, a value that works. `<figure>` is a number of
+            this machine.
+        model: by name, see conftest.
+        variables: of the environment.
+        vllm_version: what vLLM says it is, if not what it is.
+    """
+
+    arguments: list[str]
+    line: str
+    model: str = "tiny"
+    variables: dict[str, str] = field(default_factory=dict)
+    vllm_version: str | None = None
+
+
+def settings(**extra: object) -> list[str]:
+    """Arguments that set `kv_connector_extra_config`."""
+    return [*ULA, "--kv-transfer-config", json.dumps({"kv_connector_extra_config": extra})]
+
+
+def transfer(**config: object) -> list[str]:
+    """`--kv-transfer-config` in its long form."""
+    return ["--kv-transfer-config", json.dumps({"kv_role": "kv_both", **config})]
+
+
+def multi(*names: str) -> list[str]:
+    """Several connectors at once."""
+    connectors = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+    return transfer(
+        kv_connector="MultiConnector", kv_connector_extra_config={"connectors": connectors}
+    )
+
+
+REFUSALS = {
+    # Settings of ula
+    "unknown key": Refusal(
+        settings(host_gb=4),
+        CONFIG_ERROR + "host_gb=4: is no setting of ula; use one of host_gib, device_gib, "
+        "device_slots, planner, recency_buckets",
+    ),
+    "negative host": Refusal(
+        settings(host_gib=-1), CONFIG_ERROR + "host_gib=-1: must be >= 0 GiB; use 4"
+    ),
+    "host no number": Refusal(
+        settings(host_gib="four"), CONFIG_ERROR + "host_gib=four: must be >= 0 GiB; use 4"
+    ),
+    "host above memory": Refusal(
+        settings(host_gib=1_000_000),
+        CONFIG_ERROR + "host_gib=1000000: the machine and its cgroup leave <figure> GiB; use at "
+        "most <figure>",
+    ),
+    "device below D_min": Refusal(
+        settings(device_slots=128), CONFIG_ERROR + f"device_slots=128: {D_MIN}; use at least 144"
+    ),
+    "device no whole block": Refusal(
+        settings(device_slots=1000), CONFIG_ERROR + f"device_slots=1000: {D_MIN}; use 1008"
+    ),
+    "device_gib too small": Refusal(
+        settings(device_gib=0.001),
+        CONFIG_ERROR + "device_gib=0.001: a decode step needs 144 device rows, 1403136 bytes; use "
+        "at least 0.002",
+    ),
+    "device_gib and device_slots": Refusal(
+        settings(device_gib=1, device_slots=1024),
+        CONFIG_ERROR + "device_slots=1024: fixes the device pool, which device_gib=1 sizes too; "
+        "use one of the two",
+    ),
+    "unknown planner": Refusal(
+        settings(planner="lru"),
+        CONFIG_ERROR + "planner=lru: must be one of pb_lru, timestamp_lru; use pb_lru",
+    ),
+    "too few recency buckets": Refusal(
+        settings(recency_buckets=1),
+        CONFIG_ERROR + "recency_buckets=1: must be a whole number 2..65536; use 64",
+    ),
+    "malformed variable": Refusal(
+        ULA,
+        CONFIG_ERROR + "VLLM_ULA_CHECK=maybe: must be 0 or 1; use 1",
+        variables={"VLLM_ULA_CHECK": "maybe"},
+    ),
+    # Flags that contradict each other
+    "host size twice": Refusal(
+        [*settings(host_gib=1), "--kv-offloading-size", "2"],
+        CONFIG_ERROR + "--kv-offloading-size=2.0: host_gib=1 sets the host pool too; use one of "
+        "the two",
+    ),
+    "other offloading backend": Refusal(
+        [*ULA, "--kv-offloading-size", "2", "--kv-offloading-backend", "lmcache"],
+        CONFIG_ERROR + "--kv-offloading-backend=lmcache: is another way to use host memory than "
+        "the ula connector; use --kv-offloading-backend native with --kv-connector ula",
+    ),
+    "two connectors named": Refusal(
+        [*ULA, *transfer(kv_connector="ExampleConnector")],
+        CONFIG_ERROR + "--kv-connector=ula: --kv-transfer-config names ExampleConnector; use one "
+        "of the two",
+    ),
+    "unknown connector": Refusal(
+        ["--kv-connector", "ulla"],
+        "vllm serve: error: argument --kv-connector: invalid choice: 'ulla' (choose from "
+        "<names>, 'ula')",
+    ),
+    # What else wants the rows
+    "connector beside ula": Refusal(
+        multi("NixlConnector", "ula"),
+        CONFIG_ERROR + f"kv_connector=MultiConnector(NixlConnector, ula): {BY_BLOCK}; use ula "
+        "alone (--kv-connector ula)",
+    ),
+    "role of a producer": Refusal(
+        transfer(kv_connector="ula", kv_role="kv_producer"),
+        CONFIG_ERROR + "kv_role=kv_producer: ula hands no KV to other engines; use kv_both",
+    ),
+    "fp8 rows": Refusal(
+        [*ULA, "--kv-cache-dtype", "fp8"],
+        CONFIG_ERROR + "--kv-cache-dtype=fp8: ula keeps rows in the model's dtype; use auto",
+    ),
+    # Ways to parallelise
+    "pipeline parallel": Refusal(
+        [*ULA, "--pipeline-parallel-size", "2"],
+        CONFIG_ERROR + f"--pipeline-parallel-size=2: {RANKS}; use 1",
+    ),
+    "tensor parallel": Refusal(
+        [*ULA, "--tensor-parallel-size", "2"],
+        CONFIG_ERROR + f"--tensor-parallel-size=2: {RANKS}; use 1",
+    ),
+    "decode context parallel": Refusal(
+        [*ULA, "--tensor-parallel-size", "2", "--decode-context-parallel-size", "2"],
+        CONFIG_ERROR + f"--decode-context-parallel-size=2: {RANKS}; use 1",
+    ),
+    "dual batch overlap": Refusal(
+        [*ULA, "--enable-dbo"],
+        CONFIG_ERROR + "--enable-dbo=True: two batches at once would change homes under each "
+        "other; use no --enable-dbo",
+    ),
+    # Models and versions
+    "model without DSA": Refusal(
+        ULA,
+        CONFIG_ERROR + f"model=llama: has no DeepSeek Sparse Attention ula knows; {USE_DSA}",
+        model="llama",
+    ),
+    "DeepSeek-V4": Refusal(
+        ULA,
+        CONFIG_ERROR + "model=deepseek_v4: keeps compressed rows, which ula does not address yet; "
+        f"{USE_DSA}",
+        model="deepseek_v4",
+    ),
+    "hybrid": Refusal(
+        ULA,
+        CONFIG_ERROR + "model=qwen3_next: is a hybrid with recurrent state, which has no rows to "
+        f"address; {USE_DSA}",
+        model="qwen3_next",
+    ),
+    "older vLLM": Refusal(
+        ULA,
+        "vllm_ula.errors.VersionError: vllm-ula supports vLLM >=0.32,<0.34, found 0.31.0",
+        vllm_version="0.31.0",
+    ),
+}
+
+# Device memory is known once weights are loaded. vLLM adds a summary of its own after the line.
+AFTER_LOADING = {
+    "more blocks than memory": Refusal(
+        [*settings(device_slots=256, host_gib=0.01), "--num-gpu-blocks-override", "1000"],
+        CONFIG_ERROR + "num_gpu_blocks_override=1000: device and host memory hold 88 logical "
+        "blocks of 16 tokens; use at most 88, or more host_gib",
+    ),
+}
+# vLLM's own refusal comes first on a CPU; `test_hisparse_beside_ula` holds ours.
+BY_VLLM = {
+    "HiSparse": Refusal(
+        [*ULA, "--attention-config", '{"hisparse_config": {}}'],
+        "  Value error, HiSparse currently requires NVIDIA CUDA. <rest>",
+    ),
+}
+ALL = REFUSALS | AFTER_LOADING | BY_VLLM
+
+# Runs the same command after telling vLLM that it is another version.
+AS_VERSION = (
+    "import sys, vllm; vllm.__version__ = sys.argv.pop(1); "
+    "from vllm.entrypoints.cli.main import main; main()"
+)
+
+
+def run(refusal: Refusal, models: dict[str, str]) -> Finished:
+    """Run `vllm serve` until it gives up."""
+    command = [VLLM]
+    if refusal.vllm_version is not None:
+        command = [sys.executable, "-c", AS_VERSION, refusal.vllm_version]
+    command += ["serve", models[refusal.model], *BASE, *refusal.arguments]
+    return finish(command, environment(**refusal.variables), TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def refused(
+    request: pytest.FixtureRequest, models: dict[str, str]
+) -> Iterator[dict[str, Future[Finished]]]:
+    """The runs of the selected tests, two at a time: nearly all of their time is one thread's."""
+    here = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in here if hasattr(item, "callspec")]
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(run, ALL[name], models) for name in names}
+        pool.shutdown(cancel_futures=True)
+
+
+def same_line(found: str, expected: str) -> bool:
+    """Whether a line is the expected one, up to figures and names of the machine."""
+    pattern = re.escape(expected).replace("<figure>", r"[\d.]+")
+    return re.fullmatch(re.sub("<names>|<rest>", ".+", pattern), found) is not None
+
+
+def assert_gone(finished: Finished) -> None:
+    assert finished.status > 0
+    assert finished.processes == []
+
+
+def assert_not_loaded(finished: Finished) -> None:
+    output = finished.stdout + finished.stderr
+    assert not [words for words in LOADING if words in output]
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused(name: str, refused: dict[str, Future[Finished]]) -> None:
+    finished = refused[name].result()
+    assert_gone(finished)
+    assert_not_loaded(finished)
+    last = finished.stderr.rstrip().splitlines()[-1]
+    assert same_line(last, REFUSALS[name].line), last
+
+
+@pytest.mark.parametrize("name", AFTER_LOADING)
+def test_refused_after_loading(name: str, refused: dict[str, Future[Finished]]) -> None:
+    finished = refused[name].result()
+    assert_gone(finished)
+    lines = [line for line in finished.stderr.splitlines() if CONFIG_ERROR in line]
+    assert lines, finished.stderr[-2000:]
+    assert lines[-1] == AFTER_LOADING[name].line
+
+
+@pytest.mark.parametrize("name", BY_VLLM)
+def test_refused_by_vllm(name: str, refused: dict[str, Future[Finished]]) -> None:
+    finished = refused[name].result()
+    assert_gone(finished)
+    assert_not_loaded(finished)
+    assert any(same_line(line, BY_VLLM[name].line) for line in finished.stderr.splitlines())
+
+
+def test_hisparse_beside_ula(models: dict[str, str]) -> None:
+    """What a CUDA machine says: there vLLM lets HiSparse pass."""
+    from vllm.config.attention import HiSparseConfig
+
+    config = engine_config(models["tiny"], *BASE, *ULA)
+    config.attention_config.hisparse_config = HiSparseConfig()
+    with pytest.raises(ConfigError, match="hisparse_config=set: HiSparse manages the same rows"):
+        check_engine(config)
+
+
+def test_dense_mla(models: dict[str, str]) -> None:
+    """The nearest miss: a DeepSeek without an indexer. Refused as any model without DSA."""
+    with pytest.raises(ConfigError, match="model=deepseek_v3: has no DeepSeek Sparse Attention"):
+        engine_config(models["deepseek_v3"], *BASE, *ULA)
