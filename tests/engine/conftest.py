@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine.harness import Completion, engine, run
-from engine.workload import BLOCKS, REQUESTS
+from engine.workload import AGAIN, BLOCKS, REQUESTS
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,7 +28,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def expected(tiny: str) -> list[Completion]:
-    """Completions of the workload without UlaCache."""
+def without(tiny: str) -> tuple[list[Completion], list[Completion]]:
+    """Completions without UlaCache: of the workload, then of the requests sent again."""
     with engine(tiny, num_gpu_blocks_override=BLOCKS) as llm:
-        return run(llm, REQUESTS)
+        return run(llm, REQUESTS), run(llm, AGAIN)
+
+
+@pytest.fixture(scope="session")
+def expected(without: tuple[list[Completion], list[Completion]]) -> list[Completion]:
+    """Completions of the workload without UlaCache."""
+    return without[0]
+
+
+@pytest.fixture(scope="session")
+def expected_warm(without: tuple[list[Completion], list[Completion]]) -> list[Completion]:
+    """Completions of `AGAIN` without UlaCache, after the workload."""
+    return without[1]

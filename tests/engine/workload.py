@@ -9,6 +9,7 @@ REQUESTS = [
     Request(prompt, 16, arrives=i // 3, seed=100 + i if i % 2 else None)
     for i, prompt in enumerate(prompts(LENGTHS))
 ]
+AGAIN = [Request(r.prompt, 4, arrives=i) for i, r in enumerate(REQUESTS[1::2])]
 HISTORY = sum(LENGTHS) + 16 * len(LENGTHS)  # 2,276 tokens
 BLOCKS = 176  # logical blocks of 16 tokens, in every arm
 D_MIN = 144  # index_topk 128 and 8 decode tokens, in whole blocks
