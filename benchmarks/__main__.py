@@ -25,7 +25,7 @@ from benchmarks.cases import CASES, Figure
 from vllm_ula.tiny_model import write_tiny_model
 
 RESULTS = Path(__file__).parent / "results"
-STEPS = 2 * 8 + 4 + 2  # progress ticks of all cases
+STEPS = 2 * 6 + 4 + 2  # progress ticks of all cases
 
 
 def main() -> int:

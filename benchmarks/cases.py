@@ -56,7 +56,7 @@ def decode_resident(directory: str, progress: Progress) -> list[Figure]:
     with _arms(directory, {}, {}, **common) as (on, off):
         for batch in (8, 1):
             prompts = _prompts([256] * batch)
-            pairs = _pairs(on, off, prompts, 64, 7, progress, f"decode, batch {batch}")
+            pairs = _pairs(on, off, prompts, 64, 5, progress, f"decode, batch {batch}")
             rates = [(_decode_rate(a), _decode_rate(b)) for a, b in pairs]
             ratio = statistics.median(a / b for a, b in rates)
             with_ula, without = (statistics.median(r[i] for r in rates) for i in (0, 1))
