@@ -66,5 +66,6 @@ def _draw_running(axes: Axes, samples: Sequence[Sample]) -> None:
     axes.set_ylabel("requests running")
     axes.set_xlabel("seconds since the first request was sent")
     axes.set_ylim(0, NUM_REQUESTS * 1.15)
-    axes.set_xlim(0, samples[-1].seconds)
+    first = next((s.seconds for s in samples if s.running), 0.0)
+    axes.set_xlim(max(first - 1, 0), samples[-1].seconds)
     axes.grid(alpha=0.3)
