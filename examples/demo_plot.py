@@ -25,7 +25,7 @@ def save(path: Path, sizes: Sizes, samples: Sequence[Sample]) -> None:
     _draw_rows(upper, sizes, samples)
     _draw_running(lower, samples)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, metadata={"Software": None})  # the same bytes from any version
+    figure.savefig(path, dpi=150, metadata={"Software": None})  # no version, no address
 
 
 def _draw_rows(axes: Axes, sizes: Sizes, samples: Sequence[Sample]) -> None:
