@@ -102,7 +102,7 @@ async def _send_all(server: Server, sizes: Sizes, title: str) -> Run:
             )
     seconds = time.monotonic() - start
     metrics = await _settled_metrics(server.url)
-    await asyncio.sleep(2 * SAMPLE_S)  # the last samples show that nothing runs any more
+    await asyncio.sleep(4 * SAMPLE_S)  # the last samples show that nothing runs any more
     sampler.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await sampler

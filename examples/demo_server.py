@@ -178,6 +178,8 @@ def _environment(sizes: Sizes, scratch: str) -> dict[str, str]:
         "TMPDIR": scratch,
         "VLLM_CPU_KVCACHE_SPACE": str(sizes.kv_space_gib),
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": str(DRAIN_S // 2),  # a slow exit is no failure
+        # vLLM compiles its counting of logprobs on the first request, even with --enforce-eager.
+        "TORCH_COMPILE_DISABLE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
