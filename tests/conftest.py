@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# Seconds of each suite, waits included; two files run at a time, within the ten minutes of `make test`.
+# Seconds of each suite, waits included; two files run at a time, ten minutes in all at most.
 BUDGET_S = {
     "repository": 20,
     "core": 60,
