@@ -2,7 +2,7 @@
 
 Reads {name: Command} as JSON from standard input. Each command is a fork of this process, which has
 imported what the console script imports but not started anything. Its output goes to
-DIRECTORY/name.out and DIRECTORY/name.err, {name: exit status} to standard output.
+DIRECTORY/name.out and DIRECTORY/name.err, {name: [session, exit status]} to standard output.
 
 python preloaded.py DIRECTORY
 """
@@ -70,15 +70,15 @@ def main() -> None:
     import vllm.entrypoints.openai.api_server  # noqa: F401
 
     commands: dict[str, Command] = json.load(sys.stdin)
-    names, statuses = {}, {}
+    names, ended = {}, {}
     waiting = list(commands.items())
     while waiting or names:
         while waiting and len(names) < AT_ONCE:
             name, command = waiting.pop(0)
             names[start(command, Path(sys.argv[1], name))] = name
         child, status = os.wait()
-        statuses[names.pop(child)] = os.waitstatus_to_exitcode(status)
-    print(json.dumps(statuses))
+        ended[names.pop(child)] = child, os.waitstatus_to_exitcode(status)
+    print(json.dumps(ended))
 
 
 if __name__ == "__main__":

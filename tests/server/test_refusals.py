@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from server import preloaded
 from server.flags import engine_config
-from server.harness import VLLM, Finished, environment, finish
+from server.harness import VLLM, Finished, environment, finish, members
 
 from vllm_ula.compat import check_engine
 from vllm_ula.errors import ConfigError
@@ -254,9 +254,9 @@ def refused(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    for name, status in json.loads(done.stdout.splitlines()[-1]).items():
+    for name, (session, status) in json.loads(done.stdout.splitlines()[-1]).items():
         out, err = (Path(directory, f"{name}.{end}").read_text() for end in ("out", "err"))
-        found[name] = Finished(status, out, err, processes=[])
+        found[name] = Finished(status, out, err, members(session))
     return found
 
 
