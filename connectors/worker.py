@@ -36,7 +36,6 @@ class UlaWorker:
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: UlaKVCacheConfig) -> None:
         assert kv_cache_config.capacity is not None
-        self._vllm_config = vllm_config
         self._capacity = kv_cache_config.capacity
         self._config = ula_config(vllm_config)
         self._check_every_step = check_every_step()
