@@ -13,6 +13,8 @@ class UlaConnectorMetadata(KVConnectorMetadata):
 
     Attributes:
         dead_blocks: logical blocks nobody reads again before writing them, as of this step.
+        num_leases: draft tokens the step writes and verifies.
     """
 
     dead_blocks: tuple[int, ...] = ()
+    num_leases: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_ula.block_manager import DeadBlocks
 from vllm_ula.connectors.records import UlaConnectorMetadata
@@ -18,6 +19,13 @@ class UlaScheduler:
         """Watch the block pool of the scheduler's cache manager."""
         self._dead.watch(pool)
 
-    def build_metadata(self) -> UlaConnectorMetadata:
-        """Deaths since the last step, for the worker to apply before this one."""
-        return UlaConnectorMetadata(dead_blocks=self._dead.drain())
+    def build_metadata(self, step: SchedulerOutput) -> UlaConnectorMetadata:
+        """Deaths since the last step, for the worker to apply before this one, and its drafts.
+
+        A lease ends with its step: an accepted draft's row stays, a rejected one's is rewritten by
+        the next step or dies with its block.
+        """
+        drafts = step.scheduled_spec_decode_tokens.values()
+        return UlaConnectorMetadata(
+            dead_blocks=self._dead.drain(), num_leases=sum(map(len, drafts))
+        )

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_ula.block_manager import UlaKVCacheConfig
+from vllm_ula.compat import CONNECTOR
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.connectors.scheduler import UlaScheduler
 from vllm_ula.connectors.worker import UlaWorker
@@ -51,7 +52,7 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
         if not isinstance(kv_cache_config, UlaKVCacheConfig):
             raise ConfigError(
                 "kv_connector",
-                "ula",
+                CONNECTOR,
                 f"the engine planned its KV cache without vllm-ula "
                 f"({type(kv_cache_config).__name__})",
                 "the vllm_ula plugin in every process (check VLLM_PLUGINS)",
@@ -89,7 +90,7 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
     @override
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> UlaConnectorMetadata:
         assert self.scheduler is not None
-        return self.scheduler.build_metadata()
+        return self.scheduler.build_metadata(scheduler_output)
 
     @override
     def request_finished_all_groups(
@@ -163,3 +164,7 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics | None:
         return UlaPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+# MultiConnector looks up whose stats it has by class name among the registered names.
+UlaConnector.__name__ = CONNECTOR

@@ -7,6 +7,7 @@ import time
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.logger import init_logger
 
 from vllm_ula.attention.impl import UlaSparseMlaImpl
@@ -43,40 +44,55 @@ class UlaWorker:
         self._impls: list[UlaSparseMlaImpl] = []
         self._serving = False
         self._next_row_count = 0.0
+        self._num_leases = 0
         self.domains: list[Domain] = []
         self.pool: HostPool | None = None
 
     def register(self, kv_caches: dict[str, Tensor]) -> None:
-        """Build a domain per attention layer and put the layers behind it.
+        """Build a domain per index group and put its layers behind it.
 
         Args:
             kv_caches: device caches by layer name, `[D / block_size, 1, block_size, width]` for
-                rows; index keys are left to the indexer.
+                rows; index keys are left to the indexer. Layers of a group are in order.
 
         Raises:
-            HostMemoryError: the host pool could not be allocated.
+            HostMemoryError: the host pool could not be allocated. What was taken is given back.
         """
+        try:
+            self._build(kv_caches)
+        except BaseException:
+            self._release()
+            # vLLM keeps this connector, and its settings, for the process's next engine otherwise.
+            ensure_kv_transfer_shutdown()
+            raise
+
+    def _build(self, kv_caches: dict[str, Tensor]) -> None:
         impls = {
             name: impl
             for name in kv_caches
             if isinstance(impl := getattr(self._layers[name], "impl", None), UlaSparseMlaImpl)
         }
-        device = {name: kv_caches[name].view(-1, impl.head_size) for name, impl in impls.items()}
+        device = {name: kv_caches[name].flatten(0, -2) for name in impls}
         row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
         num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
         self.pool = HostPool(num_host, row_bytes)
         marks = torch.zeros(num_device + num_host, dtype=torch.bool)
+        domains: dict[int, Domain] = {}
         for index, (name, impl) in enumerate(impls.items()):
+            if impl.index_group_index == 0:
+                domains[id(impl.index_group)] = Domain(
+                    residency=Residency(num_device, num_host),
+                    planner=make_planner(self._config, num_device),
+                    layers=[],
+                    marks=marks,
+                )
+            domain = domains[id(impl.index_group)]
+            assert len(domain.layers) == impl.index_group_index
             host = self.pool.rows(index, device[name].dtype)
-            domain = Domain(
-                residency=Residency(num_device, num_host),
-                planner=make_planner(self._config, num_device),
-                layers=[LayerRows(name, device[name], host)],
-                marks=marks,
-            )
-            impl.bind(RowStore(domain, 0, self.serving))
-            self.domains.append(domain)
+            domain.layers.append(LayerRows(name, device[name], host))
+            impl.bind(RowStore(domain, impl.index_group_index, self.serving))
             self._impls.append(impl)
+        self.domains = list(domains.values())
 
     def serving(self) -> bool:
         """Whether the current forward call serves requests rather than warming up."""
@@ -85,6 +101,7 @@ class UlaWorker:
     def begin_step(self, metadata: UlaConnectorMetadata) -> None:
         """Apply deaths before anything of the step is written."""
         self._serving = True
+        self._num_leases = metadata.num_leases
         if metadata.dead_blocks:
             blocks = torch.tensor(metadata.dead_blocks, dtype=torch.int64)
             for domain in self.domains:
@@ -103,7 +120,7 @@ class UlaWorker:
         with_rows = at_rest or now >= self._next_row_count
         if with_rows:
             self._next_row_count = now + ROW_COUNT_SECONDS
-        return UlaStats.collect(self.domains, with_rows)
+        return UlaStats.collect(self.domains, self._num_leases, with_rows)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant does not hold in some domain."""
@@ -118,9 +135,13 @@ class UlaWorker:
             self.check_integrity()
             logger.info("UlaCache: integrity of %d domains holds at shutdown", len(self.domains))
         finally:
-            for impl in self._impls:
-                impl.bind(None)
-            self._impls.clear()
-            self.domains.clear()
+            self._release()
+
+    def _release(self) -> None:
+        for impl in self._impls:
+            impl.bind(None)
+        self._impls.clear()
+        self.domains.clear()
+        if self.pool is not None:
             self.pool.close()
             self.pool = None

@@ -29,7 +29,7 @@ def _backend_needed() -> bool:
 
 
 def _in_torch(original: Callable[..., Any]) -> Callable[..., Any]:
-    from vllm_ula.kernels.reference.index_keys import quantize
+    from vllm_ula.kernels.reference.fp8 import quantize
 
     @functools.wraps(original)
     def per_token_group_quant_fp8(

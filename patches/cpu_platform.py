@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_ula.compat import VERSIONS, check_parallel, is_dsa, uses_ula
-from vllm_ula.errors import ConfigError
+from vllm_ula.models import row_type
 from vllm_ula.patches.record import Patch
 
 BACKEND = "vllm_ula.attention.backend.UlaSparseMlaBackend"
-_CACHE_DTYPES = (None, "auto", "float16", "bfloat16")
 
 
 def _sparse_backend(original: Callable[..., str]) -> Callable[..., str]:
@@ -24,13 +23,6 @@ def _sparse_backend(original: Callable[..., str]) -> Callable[..., str]:
         sparse = attn_selector_config.use_sparse and attn_selector_config.use_mla
         if not (sparse and is_dsa(get_current_vllm_config())):
             return original(cls, selected_backend, attn_selector_config, num_heads)
-        if attn_selector_config.kv_cache_dtype not in _CACHE_DTYPES:
-            raise ConfigError(
-                "--kv-cache-dtype",
-                attn_selector_config.kv_cache_dtype,
-                "sparse attention on a CPU keeps rows in the model's dtype",
-                "auto",
-            )
         return BACKEND
 
     return get_attn_backend_cls
@@ -59,6 +51,8 @@ def _keep_choices(original: Callable[..., None]) -> Callable[..., None]:
         if uses_ula(vllm_config):
             check_parallel(vllm_config)  # vLLM is about to drop --enable-dbo with a warning
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+        fields = vllm_config.model_config.hf_text_config.to_dict()
+        cache.cache_dtype = row_type(fields, cache.cache_dtype)
         chosen = (
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,

@@ -58,7 +58,8 @@ def allocate(kv_cache_config: UlaKVCacheConfig, device: torch.device) -> dict[st
                 if is_index_keys(spec)
                 else kv_cache_config.device_slots
             )
-            shape = (slots // spec.block_size, 1, spec.block_size, spec.head_size)
+            width = spec.page_size_bytes // spec.block_size // spec.dtype.itemsize
+            shape = (slots // spec.block_size, 1, spec.block_size, width)
             caches[name] = torch.zeros(shape, dtype=spec.dtype, device=device)
     return caches
 

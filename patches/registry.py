@@ -7,6 +7,7 @@ from vllm_ula.patches import (
     cpu_platform,
     cpu_rotary,
     cpu_seeded_sampling,
+    cpu_spec_decode,
     kv_cache_config,
     kv_connector_flag,
     kv_transfer_config,
@@ -23,4 +24,5 @@ ON_CPU: tuple[Patch, ...] = (
     *cpu_rotary.PATCHES,
     *cpu_indexer.PATCHES,
     *cpu_seeded_sampling.PATCHES,
+    *cpu_spec_decode.PATCHES,
 )

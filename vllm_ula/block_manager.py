@@ -60,7 +60,7 @@ def is_index_keys(spec: KVCacheSpec) -> bool:
 
 
 def token_bytes(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]) -> TokenBytes:
-    """Bytes one token costs on a rank with these layers; every attention layer is a domain."""
+    """Bytes one token costs on a rank with these layers; a layer with an indexer opens a domain."""
     rows = index_keys = domains = 0
     for spec in specs.values():
         per_token = spec.page_size_bytes // spec.block_size
@@ -68,7 +68,7 @@ def token_bytes(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]) -> Token
             index_keys += per_token
         else:
             rows += per_token
-            domains += 1
+            domains += isinstance(spec, MLAAttentionSpec) and spec.is_index_group_leader
     planner = planner_class(ula_config(vllm_config).planner)
     return TokenBytes(
         rows=rows,
@@ -149,7 +149,8 @@ def start_line(split: Capacity, max_model_len: int, min_device: int) -> str:
 class DeadBlocks:
     """Blocks nobody will read again before writing them, collected from vLLM's block pool.
 
-    A block returned by `get_new_blocks` is dead, and so is a freed one that no prefix can hit.
+    A block returned by `get_new_blocks` is dead, and so is a freed one that no prefix can hit;
+    all are when the prefix cache was reset, which vLLM does only while no request has a block.
     Nothing else is: a death that is missed costs a copy, a false one loses data.
     """
 
@@ -157,8 +158,9 @@ class DeadBlocks:
         self._blocks: list[int] = []
 
     def watch(self, pool: BlockPool) -> None:
-        """Wrap the two methods of this pool instance by which blocks change hands."""
+        """Wrap the methods of this pool instance by which blocks change hands."""
         get_new_blocks, free_blocks = pool.get_new_blocks, pool.free_blocks
+        reset_prefix_cache = pool.reset_prefix_cache
 
         def get_new_blocks_and_tell(num_blocks: int) -> list[KVCacheBlock]:
             blocks = get_new_blocks(num_blocks)
@@ -176,8 +178,15 @@ class DeadBlocks:
                 and (block.block_hash is None or not pool.enable_caching)
             )
 
+        def reset_prefix_cache_and_tell() -> bool:
+            done = reset_prefix_cache()
+            if done:
+                self._blocks.extend(block.block_id for block in pool.blocks if not block.is_null)
+            return done
+
         pool.get_new_blocks = get_new_blocks_and_tell  # type: ignore[method-assign]
         pool.free_blocks = free_blocks_and_tell  # type: ignore[method-assign]
+        pool.reset_prefix_cache = reset_prefix_cache_and_tell  # type: ignore[method-assign]
 
     def drain(self) -> tuple[int, ...]:
         """Blocks that died since the last call, each once."""

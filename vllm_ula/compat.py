@@ -9,13 +9,13 @@ from vllm_ula.capacity import GIB, TokenBytes, ceil_to, fit
 from vllm_ula.capacity import min_device_slots as _min_device_slots
 from vllm_ula.config import UlaConfig, check_every_step
 from vllm_ula.errors import ConfigError, VersionError
-from vllm_ula.models import DSA, check_supported, geometry
+from vllm_ula.models import DSA, check_index_share, check_supported, geometry, row_type
 from vllm_ula.planner import PbLru, Planner, TimestampLru
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-CONNECTOR = "ula"
+CONNECTOR, MULTI = "ula", "MultiConnector"
 VERSIONS = ">=0.32,<0.34"
 _LOWEST, _BEYOND = (0, 32), (0, 34)
 
@@ -44,10 +44,26 @@ def make_planner(config: UlaConfig, num_device: int) -> Planner:
     return planner_class(config.planner)(num_device)
 
 
-def uses_ula(vllm_config: VllmConfig) -> bool:
-    """Whether the engine's only connector is UlaCache."""
+def _connectors(vllm_config: VllmConfig) -> list[dict[str, Any]]:
+    """The engine's connectors as a MultiConnector lists them: what is changed in one, stays."""
     transfer = vllm_config.kv_transfer_config
-    return transfer is not None and transfer.kv_connector == CONNECTOR
+    if transfer is None:
+        return []
+    extra = transfer.kv_connector_extra_config
+    if transfer.kv_connector == MULTI:
+        connectors: list[dict[str, Any]] = extra.get("connectors", [])
+        return connectors
+    alone = {"kv_connector": transfer.kv_connector, "kv_role": transfer.kv_role}
+    return [{**alone, "kv_connector_extra_config": extra}]
+
+
+def _ula(vllm_config: VllmConfig) -> dict[str, Any]:
+    return next(c for c in _connectors(vllm_config) if c.get("kv_connector") == CONNECTOR)
+
+
+def uses_ula(vllm_config: VllmConfig) -> bool:
+    """Whether UlaCache is the engine's connector, or one of those of its MultiConnector."""
+    return any(c.get("kv_connector") == CONNECTOR for c in _connectors(vllm_config))
 
 
 def ula_config(vllm_config: VllmConfig) -> UlaConfig:
@@ -56,8 +72,7 @@ def ula_config(vllm_config: VllmConfig) -> UlaConfig:
     Raises:
         ConfigError: a setting breaks a rule.
     """
-    assert vllm_config.kv_transfer_config is not None
-    return UlaConfig.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+    return UlaConfig.from_extra_config(_ula(vllm_config).get("kv_connector_extra_config", {}))
 
 
 def is_dsa(vllm_config: VllmConfig) -> bool:
@@ -87,8 +102,7 @@ def adopt_offloading_size(vllm_config: VllmConfig) -> None:
     Raises:
         ConfigError: both are given, or the backend is not vLLM's native one.
     """
-    cache, transfer = vllm_config.cache_config, vllm_config.kv_transfer_config
-    assert transfer is not None
+    cache = vllm_config.cache_config
     size = cache.kv_offloading_size
     if size is None:
         return
@@ -99,7 +113,7 @@ def adopt_offloading_size(vllm_config: VllmConfig) -> None:
             "is another way to use host memory than the ula connector",
             "--kv-offloading-backend native with --kv-connector ula",
         )
-    extra = transfer.kv_connector_extra_config
+    extra = _ula(vllm_config).setdefault("kv_connector_extra_config", {})
     if extra.setdefault("host_gib", size) != size:
         raise ConfigError(
             "--kv-offloading-size",
@@ -110,19 +124,44 @@ def adopt_offloading_size(vllm_config: VllmConfig) -> None:
 
 
 def check_connectors(vllm_config: VllmConfig) -> None:
-    """Raise ConfigError if another connector stands beside UlaCache."""
-    transfer = vllm_config.kv_transfer_config
-    if transfer is None or transfer.kv_connector != "MultiConnector":
+    """Raise ConfigError if a connector beside UlaCache may move KV: it would move other rows."""
+    connectors = _connectors(vllm_config)
+    with_ula = [connector for connector in connectors if _holds_ula(connector)]
+    if not with_ula:
         return
-    children = transfer.kv_connector_extra_config.get("connectors", [])
-    names = [child.get("kv_connector") for child in children]
-    if CONNECTOR in names:
-        raise ConfigError(
-            "kv_connector",
-            f"MultiConnector({', '.join(map(str, names))})",
-            "other connectors address KV tensors by block id, under ula a block id is no place",
-            "ula alone (--kv-connector ula)",
-        )
+    value = f"{MULTI}({', '.join(str(c.get('kv_connector')) for c in connectors)})"
+    if len(with_ula) > 1 or not uses_ula(vllm_config):
+        rule = "an engine has one UlaCache, in the outermost list"
+        raise ConfigError("kv_connector", value, rule, "ula once, beside the other connectors")
+    for connector in connectors:
+        if connector is not with_ula[0] and not _moves_no_kv(connector):
+            raise ConfigError(
+                "kv_connector",
+                value,
+                f"{connector.get('kv_connector')} may read or write KV tensors by block id, and "
+                "under ula a block id is no place",
+                "ula alone (--kv-connector ula), or beside connectors whose class says "
+                "moves_kv = False",
+            )
+
+
+def _holds_ula(connector: dict[str, Any]) -> bool:
+    children = connector.get("kv_connector_extra_config", {}).get("connectors", [])
+    return connector.get("kv_connector") == CONNECTOR or any(map(_holds_ula, children))
+
+
+def _moves_no_kv(connector: dict[str, Any]) -> bool:
+    """Whether the connector's own class says so; a subclass may move what its base does not."""
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    try:
+        found = KVConnectorFactory.get_connector_class(KVTransferConfig(**connector))
+    except ImportError:
+        if connector.get("kv_connector_module_path"):
+            raise
+        return False  # one of vLLM's that needs a package which is not installed
+    return vars(found).get("moves_kv") is False
 
 
 def check_engine(vllm_config: VllmConfig) -> None:
@@ -136,23 +175,24 @@ def check_engine(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
     check_supported(model.hf_text_config.model_type)
     check_parallel(vllm_config)
-    transfer = vllm_config.kv_transfer_config
-    assert transfer is not None
-    if transfer.kv_role != "kv_both":
-        raise ConfigError(
-            "kv_role", transfer.kv_role, "ula hands no KV to other engines", "kv_both"
-        )
+    assert vllm_config.kv_transfer_config is not None
+    for role in (vllm_config.kv_transfer_config.kv_role, _ula(vllm_config).get("kv_role")):
+        if role != "kv_both":
+            raise ConfigError("kv_role", role, "ula hands no KV to other engines", "kv_both")
     if vllm_config.attention_config.hisparse_config is not None:
         raise ConfigError(
             "hisparse_config", "set", "HiSparse manages the same rows as ula", "one of the two"
         )
-    if vllm_config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"):
+    if model.enable_sleep_mode:
         raise ConfigError(
-            "--kv-cache-dtype",
-            vllm_config.cache_config.cache_dtype,
-            "ula keeps rows in the model's dtype",
-            "auto",
+            "--enable-sleep-mode",
+            True,
+            "vLLM would discard device rows and keep the host pool and the maps",
+            "no --enable-sleep-mode",
         )
+    fields = model.hf_text_config.to_dict()
+    check_index_share(fields)
+    row_type(fields, vllm_config.cache_config.cache_dtype)
     _check_device(vllm_config, config)
     check_host_memory(config.host_gib, available_host_bytes())
 
@@ -205,10 +245,10 @@ def expected_token_bytes(vllm_config: VllmConfig) -> TokenBytes:
     hf_config: dict[str, Any] = vllm_config.model_config.hf_text_config.to_dict()
     mtp = speculative is not None and speculative.method == "mtp"
     layers = geometry(hf_config, hf_config.get("num_nextn_predict_layers", 0) if mtp else 0)
-    cache_dtype, dtype = vllm_config.cache_config.cache_dtype, vllm_config.model_config.dtype
+    rows = row_type(hf_config, vllm_config.cache_config.cache_dtype)
+    dtype = vllm_config.model_config.dtype
     assert not isinstance(dtype, str)
-    itemsize = 2 if cache_dtype != "auto" else get_dtype_size(dtype)
-    return TokenBytes(layers.row_bytes(itemsize), layers.index_key_bytes)
+    return TokenBytes(layers.row_bytes(rows, get_dtype_size(dtype)), layers.index_key_bytes)
 
 
 def check_host_memory(host_gib: float, available: int) -> None:

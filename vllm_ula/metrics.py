@@ -37,6 +37,7 @@ HISTOGRAMS = {
 }
 ROWS = ("vllm:ula_rows", "Rows per tier and state, the mean over domains.")
 LOGICAL_SLOTS = ("vllm:ula_logical_slots", "Logical slots, the null block included.")
+LEASES = ("vllm:ula_leases", "Draft tokens being verified; 0 at rest.")
 SECONDS_BUCKETS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 
 _TIERS_AND_STATES = [(tier, state) for tier in ("device", "host") for state in ("live", "dead")]
@@ -51,15 +52,17 @@ class UlaStats(KVConnectorStats):
             self.reset()
 
     @classmethod
-    def collect(cls, domains: Sequence[Domain], with_rows: bool) -> UlaStats:
+    def collect(cls, domains: Sequence[Domain], num_leases: int, with_rows: bool) -> UlaStats:
         """Take what the domains counted since the last call.
 
         Args:
             domains: of the rank.
+            num_leases: draft tokens of the last step.
             with_rows: count live and dead rows too, which looks at every slot.
         """
         stats = cls()
         data = stats.data
+        data["leases"] = num_leases
         for domain in domains:
             for field in fields(Counts):
                 data[field.name] += getattr(domain.counts, field.name)
@@ -82,13 +85,14 @@ class UlaStats(KVConnectorStats):
         """Forget everything."""
         self.data = {field.name: 0 for field in fields(Counts)}
         self.data.update({name: [] for name in HISTOGRAMS})
-        self.data.update(rows={}, logical_slots=0)
+        self.data.update(rows={}, logical_slots=0, leases=0)
 
     @override
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add a later interval of the same rank."""
         for name in [field.name for field in fields(Counts)] + list(HISTOGRAMS):
             self.data[name] += other.data[name]
+        self.data["leases"] = other.data["leases"]
         if other.data["rows"]:
             self.data["rows"] = other.data["rows"]
             self.data["logical_slots"] = other.data["logical_slots"]
@@ -151,8 +155,11 @@ class UlaPromMetrics(KVConnectorPromMetrics):
             f"{tier}_{state}": self._per_engine(rows, tier, state)
             for tier, state in _TIERS_AND_STATES
         }
-        self._logical_slots = self._per_engine(
-            gauge(*LOGICAL_SLOTS, labelnames=labelnames, multiprocess_mode="mostrecent")
+        self._logical_slots, self._leases = (
+            self._per_engine(
+                gauge(*described, labelnames=labelnames, multiprocess_mode="mostrecent")
+            )
+            for described in (LOGICAL_SLOTS, LEASES)
         )
 
     def _per_engine(self, metric: Any, *labels: str) -> Callable[[int], Any]:
@@ -171,6 +178,7 @@ class UlaPromMetrics(KVConnectorPromMetrics):
         for name, histogram in self._histograms.items():
             for seconds in data[name]:
                 histogram(engine_idx).observe(seconds)
+        self._leases(engine_idx).set(data["leases"])
         for name, rows in data["rows"].items():
             self._rows[name](engine_idx).set(rows)
         if data["rows"]:

@@ -8,6 +8,11 @@ from typing import Any
 
 from vllm_ula.errors import ConfigError
 
+FP8_ROWS = "fp8_ds_mla"
+FP8_ROW_BYTES, FP8_ROW_WIDTH = 656, 576  # 512 of latent and 64 of rope; see kernels/reference
+# Values of --kv-cache-dtype: `auto` is the model's dtype, `fp8` is vLLM's short name for fp8 rows.
+ROW_TYPES = ("auto", "float16", "bfloat16", "fp8", FP8_ROWS)
+
 SUPPORTED = ("deepseek_v32", "glm_moe_dsa")
 DSA = (*SUPPORTED, "deepseek_mtp")  # vLLM's name for the MTP layers of both
 
@@ -38,9 +43,16 @@ class Geometry:
     topk: int
     index_head_dim: int
 
-    def row_bytes(self, itemsize: int) -> int:
-        """Bytes of one token's rows over all layers, k."""
-        return self.attention_layers * self.row_width * itemsize
+    def row_bytes(self, row_type: str, itemsize: int) -> int:
+        """Bytes of one token's rows over all layers, k.
+
+        Args:
+            row_type: from `row_type`.
+            itemsize: bytes of an element of the model's dtype, which rows of type `auto` have.
+        """
+        if row_type == FP8_ROWS:
+            return self.attention_layers * FP8_ROW_BYTES
+        return self.attention_layers * self.row_width * (itemsize if row_type == "auto" else 2)
 
     @property
     def index_key_bytes(self) -> int:
@@ -63,6 +75,39 @@ def check_supported(model_type: str) -> None:
         reason,
         f"a model of type {' or '.join(SUPPORTED)} (DeepSeek-V3.2, GLM-5.x), or no ula connector",
     )
+
+
+def row_type(config: Mapping[str, Any], name: str) -> str:
+    """How a model's rows are kept, from `--kv-cache-dtype`.
+
+    Args:
+        config: fields of the (text) config.
+        name: one of ROW_TYPES.
+
+    Raises:
+        ConfigError: the name is none of them, or the model's rows do not fit the type.
+    """
+    if name not in ROW_TYPES:
+        works = f"one of {', '.join(ROW_TYPES)}"
+        raise ConfigError("--kv-cache-dtype", name, "is no type of rows of a DSA model here", works)
+    if name not in ("fp8", FP8_ROWS):
+        return name
+    width = geometry(config).row_width
+    if width != FP8_ROW_WIDTH:
+        rule = f"keeps rows of {FP8_ROW_WIDTH} elements, the model has {width}"
+        raise ConfigError("--kv-cache-dtype", name, rule, "auto")
+    return FP8_ROWS
+
+
+def check_index_share(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the first layer reuses a selection: there is none before it."""
+    if has_indexer(config, 0):
+        return
+    rule = "the first layer has no selection to reuse"
+    pattern, offset = config.get("index_topk_pattern"), config.get("index_skip_topk_offset")
+    if pattern is None:
+        raise ConfigError("index_skip_topk_offset", offset, rule, 1)
+    raise ConfigError("index_topk_pattern", pattern, rule, f"F{pattern[1:]}")
 
 
 def geometry(config: Mapping[str, Any], mtp_layers: int = 0) -> Geometry:

@@ -71,6 +71,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Homes:
+    """Where the rows of a call live, frozen until the domain's next step.
+
+    Attributes:
+        written: int64 `[W]`, of `Call.written`.
+        selected: int64 `[T, topk]`, of `Call.selection`, -1 padded.
+    """
+
+    written: Tensor
+    selected: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """Homes that change hands: `incoming[j]` moves from `vacated[j]` to `victims[j]`.
 

@@ -3,7 +3,9 @@
     translate -> plan -> transfer -> remap -> write -> attend
 
 A domain is the layers that consume one selection and therefore share one map. The first layer of
-a domain plans; bytes move for all its layers before the map changes (paper section 5.2).
+a domain runs the step; bytes move for all its layers before the map changes (paper section 5.2).
+From then on the map is frozen until the last layer has attended: the others follow, they write
+and read by the homes the step returned.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from vllm_ula.records import (
     Counts,
     DeviceSlots,
     Exchange,
+    Homes,
     HostSlots,
     LayerRows,
     Moved,
@@ -40,12 +43,14 @@ class Domain:
     Attributes:
         layers: rows of each layer; all have the D and H of `residency`.
         marks: bool `[N]` scratch, all false between calls; domains of a rank share it.
+        homes: of the last step, for the layers that follow the first one.
     """
 
     residency: Residency
     planner: Planner
     layers: list[LayerRows]
     marks: Tensor
+    homes: Homes = field(default_factory=lambda: Homes(_NONE, _NONE.view(0, 0)))
     counts: Counts = field(default_factory=Counts)
     plan_seconds: list[float] = field(default_factory=list)
     transfer_seconds: list[float] = field(default_factory=list)
@@ -71,7 +76,7 @@ class Domain:
         self.planner.check_integrity()
 
 
-def run(domain: Domain, call: Call) -> Tensor:
+def run(domain: Domain, call: Call) -> Homes:
     """Make every row of a call readable and every row to be written writable.
 
     Args:
@@ -79,24 +84,33 @@ def run(domain: Domain, call: Call) -> Tensor:
         call: what the call writes and selects.
 
     Returns:
-        int64 `[W]` homes the rows of `call.written` must be written to before anything is read.
+        Where each layer must write its rows before it reads, and where it reads; also kept in
+        `domain.homes`.
     """
     start = time.perf_counter()
-    domain.planner.begin_call()
-    plan = plan_call(domain, call)
+    residency, planner = domain.residency, domain.planner
+    planner.begin_call()
+    homes = translate(residency, call)
+    plan = plan_call(domain, call, homes)
     planned = time.perf_counter()
     domain.plan_seconds.append(planned - start)
 
     moved = transfer(domain.layers, plan.exchange)
-    domain.residency.remap(plan.exchange)
-    domain.planner.touch(plan.touched)
-    domain.planner.admit(plan.admitted)
-    domain.residency.mark_live(call.written)
+    residency.remap(plan.exchange)
+    planner.touch(plan.touched)
+    planner.admit(plan.admitted)
+    residency.mark_live(call.written)
     if moved.fetched or moved.written_back:
         domain.transfer_seconds.append(time.perf_counter() - planned)
 
     domain.count(plan, moved)
-    return domain.residency.homes(call.written)
+    domain.homes = translate(residency, call) if len(plan.exchange) else homes
+    return domain.homes
+
+
+def translate(residency: Residency, call: Call) -> Homes:
+    """Homes of what a call writes and selects, as of now."""
+    return Homes(residency.homes(call.written), residency.translate(call.selection))
 
 
 def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
@@ -104,7 +118,7 @@ def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
     scatter(layer.device, layer.host, homes, rows)
 
 
-def plan_call(domain: Domain, call: Call) -> CallPlan:
+def plan_call(domain: Domain, call: Call, homes: Homes) -> CallPlan:
     """Decide who gets a device row, in this order; changes nothing.
 
     1. rows being written keep the device rows they have;
@@ -112,33 +126,35 @@ def plan_call(domain: Domain, call: Call) -> CallPlan:
     3. the selections of decode tokens, in order, while they fit together;
     4. other rows being written take what is dead.
 
-    What is left over is written to, and read from, where it lives: no call can fail.
+    What is left over is written to, and read from, where it lives: no call can fail. A decode
+    call whose rows are all on the device only touches them.
     """
     residency, marks, num_device = domain.residency, domain.marks, domain.residency.num_device
-    selected = _distinct(marks, call.selection)
-    written_homes, homes = residency.homes(call.written), residency.homes(selected)
-    written_on_host = written_homes >= num_device
-    if not bool(written_on_host.any() or (homes >= num_device).any() or (~call.decode).any()):
+    written_on_host = homes.written >= num_device
+    on_host = written_on_host.any() | (homes.selected >= num_device).any()
+    if not bool(on_host | ~call.decode.all()):
+        touched = DeviceSlots(_distinct(marks[:num_device], homes.selected))
         return CallPlan(
             exchange=NOTHING,
-            touched=DeviceSlots(homes),
-            admitted=DeviceSlots(written_homes),
-            promoted=selected,
-            in_place=selected[:0],
+            touched=touched,
+            admitted=DeviceSlots(homes.written),
+            promoted=residency.owners(touched),
+            in_place=_NONE,
         )
 
-    rewritten = written_homes[~written_on_host]
+    selected = _distinct(marks, call.selection)
+    rewritten = homes.written[~written_on_host]
     protected = torch.zeros(num_device, dtype=torch.bool, device=marks.device)
     protected[rewritten] = True
     room = num_device - int(protected.sum())
     placed = call.written[written_on_host & call.written_by_decode][:room]
     seated = torch.cat((call.written[~written_on_host], placed))
     promoted = _promote(marks, call, selected, seated, room - placed.numel())
-    homes = residency.homes(promoted)
-    read = homes[homes < num_device]
+    promoted_homes = residency.homes(promoted)
+    read = promoted_homes[promoted_homes < num_device]
     protected[read] = True
 
-    missing = promoted[homes >= num_device]
+    missing = promoted[promoted_homes >= num_device]
     unwritten = _is_in(marks, missing, call.written).logical_not_()
     placed = placed[~_is_in(marks, placed, missing)]
     incoming = torch.cat((missing, placed))

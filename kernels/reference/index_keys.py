@@ -8,40 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FP8_MAX = 448.0
+from vllm_ula.kernels.reference.fp8 import quantize
+
 SCALE_BYTES = 4
-_MANTISSA_BITS, _MANTISSA_MASK = 23, (1 << 23) - 1
-
-
-def power_of_two_scale(x: Tensor) -> Tensor:
-    """Smallest power of two s with `max|x| / s <= 448` over the last dimension.
-
-    Exact: it rounds the exponent in the bits of the float, where a logarithm could miss a power
-    of two by one rounding.
-
-    Args:
-        x: float32 `[..., n]`.
-
-    Returns:
-        float32 `[..., 1]`.
-    """
-    bits = (x.abs().amax(-1, keepdim=True).clamp_min(1e-10) * (1.0 / FP8_MAX)).view(torch.int32)
-    exponent = (bits >> _MANTISSA_BITS) + ((bits & _MANTISSA_MASK) != 0).to(torch.int32)
-    return (exponent << _MANTISSA_BITS).view(torch.float32)
-
-
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """fp8 values and their scale, over the last dimension.
-
-    Args:
-        x: `[..., n]`, any float dtype.
-
-    Returns:
-        float8_e4m3fn `[..., n]` and float32 `[..., 1]`.
-    """
-    x = x.float()
-    scale = power_of_two_scale(x)
-    return (x / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
 def store(cache: Tensor, slots: Tensor, keys: Tensor) -> None:

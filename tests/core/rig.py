@@ -106,10 +106,10 @@ class Rig:
             self.truth[slot] = self.tags
         for i, layer in enumerate(self.layers):
             rows = torch.tensor([[self.truth[slot], i] for slot in write], dtype=torch.float32)
-            step.write(layer, homes, rows.view(-1, WIDTH))
+            step.write(layer, homes.written, rows.view(-1, WIDTH))
             assert self.wrong_rows(call.selection, i) == []
         self.check()
-        return Stepped(homes.tolist(), exchange, _difference(self.domain.counts, counts))
+        return Stepped(homes.written.tolist(), exchange, _difference(self.domain.counts, counts))
 
     def fill(self, slots: Collection[int]) -> None:
         """Write slots, one prefill call each: device rows in order of recency, then host rows."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vllm_ula.kernels.reference import index_keys
+from vllm_ula.kernels.reference import fp8, index_keys
 from vllm_ula.kernels.reference.exchange import exchange
 from vllm_ula.kernels.reference.gather import gather
 from vllm_ula.kernels.reference.index_scores import index_scores
@@ -64,20 +64,20 @@ class TestIndexKeys:
         largest = torch.tensor([math.ldexp(base, n) for n in range(-30, 60)], dtype=torch.float32)
         largest = (largest.view(torch.int32) + ulps).view(torch.float32)
         expected = [self.smallest_scale(x) for x in largest.tolist()]
-        assert index_keys.power_of_two_scale(largest.unsqueeze(1)).flatten().tolist() == expected
+        assert fp8.power_of_two_scale(largest.unsqueeze(1)).flatten().tolist() == expected
 
     def test_scale_of_random_rows(self, random):
         rows = random(500, 16) * 10 ** (2 * random(500, 1))
         expected = [self.smallest_scale(x) for x in rows.abs().amax(1).tolist()]
-        assert index_keys.power_of_two_scale(rows).flatten().tolist() == expected
+        assert fp8.power_of_two_scale(rows).flatten().tolist() == expected
 
     def test_scale_of_zeros_is_that_of_the_smallest_magnitude(self):
-        scale = index_keys.power_of_two_scale(torch.zeros(1, 8)).item()
+        scale = fp8.power_of_two_scale(torch.zeros(1, 8)).item()
         assert scale == self.smallest_scale(torch.tensor(1e-10).item())
 
     def test_quantised_values_are_within_half_a_step(self, random):
         rows = random(50, 128) * 10 ** random(50, 1)
-        values, scale = index_keys.quantize(rows)
+        values, scale = fp8.quantize(rows)
         assert values.dtype == torch.float8_e4m3fn
         # 3 mantissa bits; below 2**-6 the step is that of the subnormals.
         step = (rows.abs() * 2**-4).clamp_min(scale * 2**-10)
@@ -98,7 +98,7 @@ class TestIndexKeys:
         cache = torch.full((20, 132), 0xAB, dtype=torch.uint8)
         where = slots(3, 19, 0, 8, 11, 4, 7)
         index_keys.store(cache, where, keys)
-        values, scale = index_keys.quantize(keys)
+        values, scale = fp8.quantize(keys)
         loaded, scales = index_keys.load(cache, where)
         assert torch.equal(loaded, values.float())
         assert torch.equal(scales, scale.squeeze(1))

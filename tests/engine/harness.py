@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import vllm_ula
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,17 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None
+
+
+def in_child(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function in a child process: an engine with n-gram drafts spoils the ones after it.
+
+    vLLM's start looks for kernels in every object of every module, which numba's do not survive.
+    """
+    import vllm  # noqa: F401  (once, for all children)
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, args, kwargs)
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
@@ -63,6 +77,8 @@ def engine(model: str, ula: dict[str, Any] | None = None, **overrides: Any) -> I
     llm = LLM(**arguments)
     try:
         yield llm
+        if ula is not None and not llm.llm_engine.has_unfinished_requests():
+            at_rest(llm)
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
@@ -127,7 +143,39 @@ def worker() -> Any:
     """UlaCache's worker half of the engine in this process."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    return get_kv_transfer_group().worker
+    from vllm_ula.connectors.ula import UlaConnector
+
+    group: Any = get_kv_transfer_group()
+    connectors = getattr(group, "sub_connectors", [group])  # of a MultiConnector
+    return next(c.worker for c in connectors if isinstance(c, UlaConnector))
+
+
+def at_rest(llm: Any) -> dict[str, float]:
+    """Hold what must hold when no request is left, whatever happened before; return the metrics.
+
+    Every selected row was a hit, fetched or read in place; live rows are those of cached blocks,
+    in every domain; no lease is left; the maps are whole.
+    """
+    llm.llm_engine.step()
+    values = metrics(llm)
+    in_place = values["read_in_place_rows.device"] + values["read_in_place_rows.host"]
+    assert values["selected_rows"] == values["device_hits"] + values["fetched_rows"] + in_place
+    assert values["leases"] == 0
+    pool = block_pool(llm)
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "a block is still referenced"
+    cached = [block.block_hash is not None for block in pool.blocks]
+    for domain in worker().domains:
+        domain.check_integrity()
+        live = domain.residency.live.view(pool.num_gpu_blocks, -1)
+        assert live.all(1).tolist() == live.any(1).tolist() == cached
+    return values
+
+
+def spec_decode(llm: Any) -> tuple[int, int]:
+    """Accepted and rejected drafts so far."""
+    values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
+    return accepted, int(values.get("vllm:spec_decode_num_draft_tokens", 0)) - accepted
 
 
 def metrics(llm: Any) -> dict[str, float]:
@@ -140,7 +188,16 @@ def metrics(llm: Any) -> dict[str, float]:
     return values
 
 
+def scheduler(llm: Any) -> Any:
+    """vLLM's scheduler of the engine in this process."""
+    return llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def block_pool(llm: Any) -> Any:
+    """Its block pool."""
+    return scheduler(llm).kv_cache_manager.block_pool
+
+
 def num_free_blocks(llm: Any) -> int:
     """Free logical blocks of the scheduler in this process."""
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    return scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    return block_pool(llm).get_num_free_blocks()

@@ -13,13 +13,14 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from vllm_ula.attention.impl import UlaSparseMlaImpl
 from vllm_ula.attention.metadata import UlaMetadata, UlaMetadataBuilder
+from vllm_ula.models import ROW_TYPES
 
 
 class _UlaBackend(AttentionBackend):
     """What both caches of a DSA layer have in common."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16, torch.float16]
-    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[CacheDType]] = list(ROW_TYPES)
 
     @staticmethod
     @override

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 from vllm.v1.attention.backend import AttentionLayer, MLAAttentionImpl
+from vllm.v1.attention.backends.mla.index_group import SparseMLAIndexGroupBuilder
 
 from vllm_ula.attention.metadata import UlaMetadata
+from vllm_ula.kernels.reference import fp8_rows
 from vllm_ula.kernels.reference.gather import gather
-from vllm_ula.kernels.reference.logical_slots import logical_slots
 from vllm_ula.kernels.reference.scatter import scatter
 from vllm_ula.kernels.reference.sparse_mla import sparse_mla
-
-if TYPE_CHECKING:
-    from vllm.v1.attention.backends.mla.index_group import SparseMLAIndexGroupBuilder
+from vllm_ula.models import FP8_ROWS
 
 # 1,024 tokens of top-k 128 on one core: 0.11 to 0.14 s with 2 to 32 MiB, 0.33 s with 64 MiB.
 WORKSPACE_BYTES = 16 << 20
@@ -25,7 +24,7 @@ WORKSPACE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Rows `[T, width]` of a call and the logical slots int64 `[T]` they belong to."""
+    """Rows `[T, width]` of a call, as kept, and the logical slots int64 `[T]` they belong to."""
 
     rows: Tensor
     slots: Tensor
@@ -57,6 +56,7 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
         *,
         topk_indices_buffer: Tensor,
         kv_lora_rank: int,
+        indexer: object | None = None,
         index_group_builder: SparseMLAIndexGroupBuilder | None = None,
         **mla_args: Any,
     ) -> None:
@@ -66,6 +66,9 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
         self.kv_cache_dtype = kv_cache_dtype
         self.latent = kv_lora_rank
         self.topk = topk_indices_buffer
+        # An MTP layer is given no builder: it is a group of its own.
+        builder = index_group_builder or SparseMLAIndexGroupBuilder(topk_indices_buffer)
+        self.index_group, self.index_group_index = builder.register_layer(indexer is not None)
         self.store: RowStore | None = None
         self._pending: Pending | None = None
 
@@ -91,12 +94,13 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
             return
         slots = slot_mapping.flatten().long()
         rows = torch.cat((kv_c_normed, k_pe.squeeze(1)), dim=-1)[: slots.numel()]
-        rows = rows.to(kv_cache.dtype)
+        fp8 = self.kv_cache_dtype == FP8_ROWS
+        rows = fp8_rows.pack(rows) if fp8 else rows.to(kv_cache.dtype)
         if self.store is not None:
             self._pending = Pending(rows, slots)
             return
         kept = slots >= 0
-        flat = kv_cache.view(-1, self.head_size)
+        flat = kv_cache.view(-1, kv_cache.shape[-1])
         scatter(flat, flat[:0], slots[kept], rows[kept])
 
     @override
@@ -111,7 +115,7 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
 
         Args:
             q: `[T, heads, latent + rope]`, or its two parts.
-            kv_c_and_k_pe_cache: vLLM's cache of the layer, `[blocks, block_size, latent + rope]`.
+            kv_c_and_k_pe_cache: vLLM's cache of the layer, `[blocks, block_size, width]`.
             attn_metadata: of the call.
             layer: unused.
 
@@ -119,20 +123,14 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
             `[T, heads, latent]` and the log-sum-exp `[T, heads]`.
         """
         queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
-        tokens = queries.shape[0]
-        selection = logical_slots(
-            self.topk[:tokens],
-            attn_metadata.request_of_token[:tokens],
-            attn_metadata.block_table,
-            attn_metadata.block_size,
-        )
         if self.store is None:
-            device, homes = kv_c_and_k_pe_cache.view(-1, self.head_size), selection
+            cache = kv_c_and_k_pe_cache
+            device, homes = cache.view(-1, cache.shape[-1]), attn_metadata.selection(self.topk)
             host = device[:0]
         else:
             pending, self._pending = self._pending, None
             device, host = self.store.rows.device, self.store.rows.host
-            homes = self.store.step(attn_metadata, pending, selection)
+            homes = self.store.step(attn_metadata, pending, self.topk)
         out, lse = self._attend(queries, device, host, homes)
         return out.to(queries.dtype), lse
 
@@ -150,7 +148,8 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
         lse = torch.empty(tokens, self.num_heads, dtype=torch.float32)
         for start in range(0, tokens, chunk):
             part = slice(start, start + chunk)
-            rows = gather(device, host, homes[part]).float()
+            kept = gather(device, host, homes[part])
+            rows = fp8_rows.unpack(kept) if self.kv_cache_dtype == FP8_ROWS else kept.float()
             out[part], lse[part] = sparse_mla(
                 queries[part].float(), rows, homes[part] >= 0, self.scale, self.latent
             )

@@ -17,6 +17,8 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
+from vllm_ula.kernels.reference.logical_slots import logical_slots
+
 
 @dataclass
 class UlaMetadata(AttentionMetadata):
@@ -49,6 +51,15 @@ class UlaMetadata(AttentionMetadata):
     num_decodes: int
     num_decode_tokens: int
     num_prefills: int = 0
+
+    def selection(self, topk: Tensor) -> Tensor:
+        """Logical slots int64 `[T, k]` of the positions int32 `[max tokens, k]` a call selected."""
+        return logical_slots(
+            topk[: self.num_actual_tokens],
+            self.request_of_token,
+            self.block_table,
+            self.block_size,
+        )
 
 
 class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):

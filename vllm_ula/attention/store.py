@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_ula.attention.impl import Pending
 from vllm_ula.attention.metadata import UlaMetadata
-from vllm_ula.records import Call, LayerRows
+from vllm_ula.records import Call, Homes, LayerRows
 from vllm_ula.step import Domain, run, write
 
 
@@ -20,7 +20,7 @@ class RowStore:
 
     Attributes:
         domain: the layer's domain.
-        layer: index of the layer in `domain.layers`; layer 0 plans for all.
+        layer: index of the layer in `domain.layers`; layer 0 plans, the others follow.
         serving: whether the current forward call serves requests; dummy runs plan and count
             nothing.
     """
@@ -34,28 +34,34 @@ class RowStore:
         """The rows of this layer."""
         return self.domain.layers[self.layer]
 
-    def step(self, metadata: UlaMetadata, pending: Pending | None, selection: Tensor) -> Tensor:
-        """Run the domain's step and write the layer's rows.
+    def step(self, metadata: UlaMetadata, pending: Pending | None, topk: Tensor) -> Tensor:
+        """Write the layer's rows where they live, once the domain's first layer has planned.
 
         Args:
             metadata: of the call.
             pending: rows to write; None if vLLM wrote none.
-            selection: int64 `[T, topk]` logical slots, -1 padded.
+            topk: int32 `[max tokens, k]` positions, the first T rows of this call.
 
         Returns:
-            int64 `[T, topk]` homes of the selection, valid until the domain's next step.
+            int64 `[T, k]` homes of the selection, valid until the domain's next step.
         """
-        residency = self.domain.residency
         if not self.serving():
-            return residency.translate(selection)
+            return self.domain.residency.translate(metadata.selection(topk))
         if pending is None:
             pending = Pending(self.rows.device[:0], torch.empty(0, dtype=torch.int64))
         kept = pending.slots >= 0
+        homes = self._plan(metadata, pending.slots, kept, topk) if self.layer == 0 else None
+        homes = homes or self.domain.homes
+        write(self.rows, homes.written, pending.rows[kept])
+        return homes.selected
+
+    def _plan(self, metadata: UlaMetadata, slots: Tensor, kept: Tensor, topk: Tensor) -> Homes:
+        """Run the domain's step for all its layers."""
+        selection = metadata.selection(topk)
         call = Call(
-            written=pending.slots[kept],
+            written=slots[kept],
             written_by_decode=metadata.decode[: kept.numel()][kept],
             selection=selection,
-            decode=metadata.decode[: selection.shape[0]],
+            decode=metadata.decode,
         )
-        write(self.rows, run(self.domain, call), pending.rows[kept])
-        return residency.translate(selection)
+        return run(self.domain, call)

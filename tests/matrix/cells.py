@@ -1,0 +1,177 @@
+"""The cells of the matrix: what vLLM can be asked to do, and what the rows can be like.
+
+Both arms of a cell run the same requests under the same schedule; UlaCache must change neither a
+token nor a logprob nor which drafts are accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import string
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from functools import cache
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from engine.harness import (
+    Completion,
+    Request,
+    at_rest,
+    engine,
+    in_child,
+    run,
+    spec_decode,
+    worker,
+)
+
+AXES: dict[str, tuple[str, ...]] = {
+    "prefix_cache": ("on", "off"),
+    "chunked_prefill": ("on", "off"),
+    "drafts": ("none", "n-gram", "MTP 1", "MTP 3"),
+    "rows": ("fp32", "bf16", "fp8_ds_mla"),
+    "index_share": ("one group", "three groups"),
+    "device_pool": ("1/2", "D_min"),
+}
+ROW_TYPES = {"fp32": "auto", "bf16": "bfloat16", "fp8_ds_mla": "fp8_ds_mla"}
+DRAFTS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "n-gram": {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    },
+    "MTP 1": {"method": "mtp", "num_speculative_tokens": 1},
+    "MTP 3": {"method": "mtp", "num_speculative_tokens": 3},
+}
+SHARES = {"one group": "4:1", "three groups": "4:3"}
+
+MAX_LEN, BLOCKS = 480, 96  # of 16 tokens: about three requests of the longest kind
+LENGTHS = (60, 150, 230, 300, 390)
+OUTPUT = 14
+HALF = 768  # device rows: half of the logical slots
+D_MIN = 176  # index_topk 128, 8 requests of at most 1 + 3 tokens, in whole blocks; 160, rounded up
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of each axis."""
+
+    prefix_cache: str
+    chunked_prefill: str
+    drafts: str
+    rows: str
+    index_share: str
+    device_pool: str
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}={v}" for f, v in zip(fields(self), astuple(self), strict=True))
+
+
+ALL = [Cell(*values) for values in product(*AXES.values())]
+
+
+def pairwise() -> list[Cell]:
+    """Cells in which every pair of values of two axes occurs, chosen greedily."""
+
+    def pairs(cell: Cell) -> set[tuple[tuple[int, str], ...]]:
+        return set(combinations(enumerate(astuple(cell)), 2))
+
+    missing = set().union(*map(pairs, ALL))
+    chosen = []
+    while missing:
+        best = max(ALL, key=lambda cell: len(pairs(cell) & missing))
+        missing -= pairs(best)
+        chosen.append(best)
+    return chosen
+
+
+def workload(seed: int = 7) -> list[Request]:
+    """Two waves of requests: text the model likes to continue among random bytes, then again.
+
+    The second wave repeats the first, so that prefixes are hit; half of the requests sample.
+    """
+    rng = random.Random(seed)
+    prompts = []
+    for length in LENGTHS:
+        runs: list[int] = []
+        while len(runs) < length:
+            start = rng.randrange(len(string.ascii_lowercase))
+            runs += [*(string.ascii_lowercase * 2)[start : start + 20].encode()]
+            runs += [rng.randrange(256) for _ in range(10)]
+        prompts.append(runs[:length])
+    return [
+        Request(prompt, OUTPUT, arrives=wave * 30 + i, seed=i if (i + wave) % 2 else None)
+        for wave in range(2)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one arm did.
+
+    Attributes:
+        completions: tokens and logprobs.
+        drafts: accepted and rejected ones.
+        fetched: rows, of UlaCache alone.
+    """
+
+    completions: list[Completion]
+    drafts: tuple[int, int]
+    fetched: int = 0
+
+
+def write_models(directory: Path) -> None:
+    """A checkpoint with an MTP layer for each way to share selections."""
+    from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
+
+    for name, share in SHARES.items():
+        options = TinyModelOptions(mtp=1, index_share=IndexShare(*map(int, share.split(":"))))
+        write_tiny_model(directory / name.replace(" ", "-"), options)
+
+
+@contextlib.contextmanager
+def arm(models: Path, cell: Cell, ula: bool) -> Iterator[Any]:
+    """The engine of a cell, with UlaCache or without."""
+    settings = {"device_slots": HALF if cell.device_pool == "1/2" else D_MIN, "host_gib": 0.05}
+    chunked = cell.chunked_prefill == "on"
+    with engine(
+        str(models / cell.index_share.replace(" ", "-")),
+        settings if ula else None,
+        max_model_len=MAX_LEN,
+        num_gpu_blocks_override=BLOCKS,
+        enable_prefix_caching=cell.prefix_cache == "on",
+        enable_chunked_prefill=chunked,
+        max_num_batched_tokens=128 if chunked else MAX_LEN,
+        kv_cache_dtype=ROW_TYPES[cell.rows],
+        speculative_config=DRAFTS[cell.drafts],
+    ) as llm:
+        yield llm
+
+
+def run_arm(models: Path, cell: Cell, ula: bool) -> Ran:
+    """Run the workload in one arm of a cell."""
+    with arm(models, cell, ula) as llm:
+        completions = run(llm, workload())
+        drafts = spec_decode(llm)
+        if not ula:
+            return Ran(completions, drafts)
+        values = at_rest(llm)
+        groups = {"one group": 1, "three groups": 3}[cell.index_share]
+        assert len(worker().domains) == groups + cell.drafts.startswith("MTP")
+        return Ran(completions, drafts, fetched=int(values["fetched_rows"]))
+
+
+@cache
+def without(models: Path, cell: Cell) -> Ran:
+    """The arm without UlaCache, for both sizes of the device pool."""
+    return in_child(run_arm, models, cell, ula=False)
+
+
+def off_cell(cell: Cell) -> Cell:
+    """The cell whose arm without UlaCache is that of `cell`: it knows no device pool."""
+    return Cell(*astuple(cell)[:-1], device_pool=AXES["device_pool"][0])
