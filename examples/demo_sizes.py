@@ -66,13 +66,13 @@ class Sizes:
     def host_gib(self) -> float:
         """Host memory for the rows the device pool does not hold, rounded up to 0.0001 GiB."""
         host_slots = self.num_blocks * BLOCK_SIZE - self.device_slots
-        host_bytes = host_slots * self.layers.row_bytes(ROW_ITEM_BYTES)
+        host_bytes = host_slots * self.layers.row_bytes("auto", ROW_ITEM_BYTES)
         return math.ceil(host_bytes / GIB * 10_000) / 10_000
 
     @property
     def kv_space_gib(self) -> int:
         """Device memory in whole GiB that holds all logical blocks without UlaCache."""
-        token_bytes = self.layers.row_bytes(ROW_ITEM_BYTES) + self.layers.index_key_bytes
+        token_bytes = self.layers.row_bytes("auto", ROW_ITEM_BYTES) + self.layers.index_key_bytes
         return ceil_to(self.num_blocks * BLOCK_SIZE * token_bytes, GIB) // GIB
 
     def prompts(self) -> list[list[int]]:

@@ -30,10 +30,11 @@ def _in_torch(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _needed() -> bool:
     """Whether vLLM's CPU kernel still fills a copy of a result that is not int64."""
-    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+    from vllm.utils import cpu_triton_utils
 
     output = torch.zeros(3)
-    _expand_kernel_impl(output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3]), 0, 0)
+    expand: Callable[..., None] = cpu_triton_utils._expand_kernel_impl
+    expand(output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3]), 0, 0)
     return bool(output.tolist() != [0.5, 2.0, 2.0])
 
 

@@ -58,6 +58,7 @@ def _connectors(vllm_config: VllmConfig) -> list[dict[str, Any]]:
 
 
 def _ula(vllm_config: VllmConfig) -> dict[str, Any]:
+    """UlaCache's own entry in that list."""
     return next(c for c in _connectors(vllm_config) if c.get("kv_connector") == CONNECTOR)
 
 
@@ -146,8 +147,10 @@ def check_connectors(vllm_config: VllmConfig) -> None:
 
 
 def _holds_ula(connector: dict[str, Any]) -> bool:
-    children = connector.get("kv_connector_extra_config", {}).get("connectors", [])
-    return connector.get("kv_connector") == CONNECTOR or any(map(_holds_ula, children))
+    if connector.get("kv_connector") != MULTI:
+        return connector.get("kv_connector") == CONNECTOR
+    extra = connector.get("kv_connector_extra_config", {})
+    return any(_holds_ula(child) for child in extra.get("connectors", []))
 
 
 def _moves_no_kv(connector: dict[str, Any]) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 from vllm_ula.errors import ConfigError
 
-FP8_ROWS = "fp8_ds_mla"
+FP8_ROWS: Final = "fp8_ds_mla"
 FP8_ROW_BYTES, FP8_ROW_WIDTH = 656, 576  # 512 of latent and 64 of rope; see kernels/reference
 # Values of --kv-cache-dtype: `auto` is the model's dtype, `fp8` is vLLM's short name for fp8 rows.
-ROW_TYPES = ("auto", "float16", "bfloat16", "fp8", FP8_ROWS)
+RowType = Literal["auto", "float16", "bfloat16", "fp8", "fp8_ds_mla"]
+ROW_TYPES: tuple[RowType, ...] = get_args(RowType)
 
 SUPPORTED = ("deepseek_v32", "glm_moe_dsa")
 DSA = (*SUPPORTED, "deepseek_mtp")  # vLLM's name for the MTP layers of both

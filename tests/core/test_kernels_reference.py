@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vllm_ula.kernels.reference import fp8, index_keys
+from vllm_ula.kernels.reference import fp8, fp8_rows, index_keys
 from vllm_ula.kernels.reference.exchange import exchange
 from vllm_ula.kernels.reference.gather import gather
 from vllm_ula.kernels.reference.index_scores import index_scores
@@ -260,3 +260,61 @@ def test_exchange_reads_every_row_before_it_writes_any():
     exchange(device, host, slots(0, 3), slots(2, 1), slots(1, 2), slots(3, 0))
     assert device.flatten().tolist() == [0, 13, 10, 3]
     assert host.flatten().tolist() == [2, 11, 12, 1]
+
+
+class TestFp8Rows:
+    def test_layout(self):
+        """656 bytes: fp8 latent, four float32 scales, bf16 rope."""
+        row = torch.zeros(1, 576)
+        row[0, 0], row[0, 511], row[0, 512], row[0, 575] = 448.0, -2 * 448.0, 1.5, -3.0
+        packed = fp8_rows.pack(row)
+        assert (packed.dtype, tuple(packed.shape)) == (torch.uint8, (1, 656))
+        assert packed[0, :512].view(torch.float8_e4m3fn)[[0, 511]].tolist() == [448.0, -448.0]
+        smallest = 2.0**-13  # of a tile of zeros: 1e-4, rounded up to a power of two
+        scales = packed[0, 512:528].view(torch.float32)
+        assert scales.tolist() == [1.0, smallest, smallest, 2.0]
+        assert packed[0, 528:].view(torch.bfloat16)[[0, 63]].tolist() == [1.5, -3.0]
+        assert torch.equal(fp8_rows.unpack(packed), row)
+
+    def test_error_is_that_of_the_format(self, random):
+        """Three bits of mantissa: 1/16 of a value, or half a step of the smallest values."""
+        rows = random(50, 576) * torch.logspace(-3, 3, 50).unsqueeze(1)
+        unpacked = fp8_rows.unpack(fp8_rows.pack(rows))
+        scales = fp8.power_of_two_scale(rows[:, :512].view(50, 4, 128), 448e-4)
+        step = (scales * 2.0**-9).expand(50, 4, 128).reshape(50, 512)
+        error = (unpacked - rows).abs()
+        assert (error[:, :512] <= (rows[:, :512].abs() / 16).maximum(step / 2)).all()
+        assert (error[:, 512:] <= rows[:, 512:].abs() / 256).all()
+
+    def test_packing_again_changes_nothing(self, random):
+        kept = fp8_rows.unpack(fp8_rows.pack(random(20, 576)))
+        assert torch.equal(fp8_rows.unpack(fp8_rows.pack(kept)), kept)
+
+    def test_no_rows(self):
+        assert fp8_rows.pack(torch.zeros(0, 576)).shape == (0, 656)
+        assert fp8_rows.unpack(torch.zeros(3, 0, 656, dtype=torch.uint8)).shape == (3, 0, 576)
+
+    def test_attention_is_within_the_bound_of_the_format(self, random):
+        """Against bf16 rows; and a control with two rows swapped is not.
+
+        Logits move by at most d = scale * |q| . |error|, so weights by a factor of e^2d, and the
+        output by (e^2d - 1) max|v| + max|error|, to which each format adds its own error.
+        """
+        tokens, heads, k, scale = 4, 3, 64, 576**-0.5
+        rows, queries = random(tokens, k, 576), random(tokens, heads, 576)
+        selected = torch.ones(tokens, k, dtype=torch.bool)
+        packed = fp8_rows.pack(rows.view(-1, 576)).view(tokens, k, 656)
+        bf16 = rows.bfloat16().float()
+        expected, _ = sparse_mla(queries, bf16, selected, scale, 512)
+        found, _ = sparse_mla(queries, fp8_rows.unpack(packed), selected, scale, 512)
+
+        error = rows.abs() / 16 + rows.abs() / 256
+        moved = scale * torch.einsum("thw,tkw->thk", queries.abs(), error).amax(2)
+        bound = moved.mul(2).expm1() * rows.abs().amax() + error.amax()
+        assert ((found - expected).abs().amax(2) <= bound).all()
+        assert (found - expected).abs().amax() < 0.1 * expected.abs().amax()
+
+        wrong = packed.clone()
+        wrong[0, 0], wrong[1] = packed[1, 0], packed[0]
+        other, _ = sparse_mla(queries, fp8_rows.unpack(wrong), selected, scale, 512)
+        assert (other - expected).abs().amax() > 0.1 * expected.abs().amax()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
-from engine.harness import Completion, engine, run
+from engine.harness import Completion, engine, environment, run
 from engine.workload import AGAIN, BLOCKS, REQUESTS
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment() -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        patch.setenv("VLLM_ULA_CHECK", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield
+def _environment() -> Iterator[None]:
+    yield from environment()
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +21,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     directory = tmp_path_factory.mktemp("tiny")
     write_tiny_model(directory)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One of 2 layers without experts.
+
+    On a CPU vLLM has no LoRA beside experts, and reloads them wrongly, as in vllm#42821.
+    """
+    from vllm_ula.tiny_model import TinyModelOptions, weights, write_tiny_model
+
+    directory = tmp_path_factory.mktemp("dense")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "NUM_DENSE_LAYERS", 2)
+        write_tiny_model(directory, TinyModelOptions(layers=2, topk=64))
     return str(directory)
 
 

@@ -6,16 +6,26 @@ One schedule for both arms: without UlaCache the same `max_num_seqs`, the same n
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from unittest import mock
 
 import vllm_ula
 
 T = TypeVar("T")
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ULA_CHECK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -38,15 +48,28 @@ class Completion:
     finish_reason: str | None = None
 
 
-def in_child(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function in a child process: an engine with n-gram drafts spoils the ones after it.
+def environment() -> Iterator[None]:
+    """Engines in this process, checked after every step: the body of a fixture."""
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        yield
 
-    vLLM's start looks for kernels in every object of every module, which numba's do not survive.
+
+def in_children(
+    function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], num: int = 2
+) -> Iterator[T]:
+    """Call a function in child processes, `num` at a time; results in order of the arguments.
+
+    Each call has a process of its own: an engine with n-gram drafts spoils those that start after
+    it in its process (vLLM's start inspects every object of every module, numba's break it).
     """
     import vllm  # noqa: F401  (once, for all children)
 
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, args, kwargs)
+    with multiprocessing.get_context("fork").Pool(num, maxtasksperchild=1) as pool:
+        yield from pool.imap(functools.partial(_apply, function), arguments, chunksize=1)
+
+
+def _apply(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    return function(*arguments)
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import random
 import string
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
-from functools import cache
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from engine.harness import (
     Request,
     at_rest,
     engine,
-    in_child,
+    in_children,
     run,
     spec_decode,
     worker,
@@ -160,18 +159,32 @@ def run_arm(models: Path, cell: Cell, ula: bool) -> Ran:
         drafts = spec_decode(llm)
         if not ula:
             return Ran(completions, drafts)
-        values = at_rest(llm)
         groups = {"one group": 1, "three groups": 3}[cell.index_share]
         assert len(worker().domains) == groups + cell.drafts.startswith("MTP")
-        return Ran(completions, drafts, fetched=int(values["fetched_rows"]))
-
-
-@cache
-def without(models: Path, cell: Cell) -> Ran:
-    """The arm without UlaCache, for both sizes of the device pool."""
-    return in_child(run_arm, models, cell, ula=False)
+        return Ran(completions, drafts, fetched=int(at_rest(llm)["fetched_rows"]))
 
 
 def off_cell(cell: Cell) -> Cell:
     """The cell whose arm without UlaCache is that of `cell`: it knows no device pool."""
-    return Cell(*astuple(cell)[:-1], device_pool=AXES["device_pool"][0])
+    return replace(cell, device_pool=AXES["device_pool"][0])
+
+
+def run_arms(models: Path, cells: Iterable[Cell]) -> Iterator[tuple[Cell, bool, Ran | str]]:
+    """Both arms of every cell, each in a process of its own, the arms without UlaCache first.
+
+    Yields:
+        The cell, whether UlaCache was in, and what it did or the message it was refused with.
+    """
+    cells = list(cells)
+    arms = [(cell, False) for cell in dict.fromkeys(map(off_cell, cells))]
+    arms += [(cell, True) for cell in cells]
+    ran = in_children(_run_or_refuse, [(models, cell, ula) for cell, ula in arms])
+    for (cell, ula), result in zip(arms, ran, strict=True):
+        yield cell, ula, result
+
+
+def _run_or_refuse(models: Path, cell: Cell, ula: bool) -> Ran | str:
+    try:
+        return run_arm(models, cell, ula)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,16 +78,32 @@ def finish(command: Sequence[str], env: dict[str, str], timeout_s: float) -> Fin
         _kill(process)
 
 
-def members(session: int) -> list[str]:
-    """Names of the living processes of a session."""
-    found = []
+def processes(session: int) -> dict[int, str]:
+    """Ids and names of the living processes of a session, orphans included."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             name, _, rest = stat.read_text().rpartition(")")
             state, _parent, _group, of_session = rest.split()[:4]
             if int(of_session) == session and state not in "ZX":
-                found.append(name.partition("(")[2])
+                found[int(stat.parent.name)] = name.partition("(")[2]
     return found
+
+
+def members(session: int) -> list[str]:
+    """Names of the living processes of a session."""
+    return list(processes(session).values())
+
+
+def mapped(pids: Iterable[int | str]) -> set[str]:
+    """Files in shared memory that processes map."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            inodes |= {line.split()[4] for line in lines if f" {SHARED_MEMORY}/" in line}
+    # Not by name: a semaphore is mapped before it gets its own.
+    return {file.name for file in os.scandir(SHARED_MEMORY) if str(file.inode()) in inodes}
 
 
 def abandoned(before: set[str]) -> set[str]:
@@ -94,13 +111,8 @@ def abandoned(before: set[str]) -> set[str]:
 
     Other engines on the machine come and go meanwhile; what they use is mapped.
     """
-    new = {name for name in os.listdir(SHARED_MEMORY) if name not in before}
-    mapped = set()
-    for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
-        with contextlib.suppress(OSError):
-            text = maps.read_text()
-            mapped |= {name for name in new if f"{SHARED_MEMORY}/{name}\n" in text}
-    return new - mapped
+    new = set(os.listdir(SHARED_MEMORY)) - before
+    return new - mapped(filter(str.isdigit, os.listdir("/proc"))) if new else new
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -111,39 +123,40 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     return met
 
 
-class Server:
-    """A running `vllm serve`.
+def free_port() -> int:
+    """A port that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class RunningServer:
+    """A `vllm serve` that leads a session of its own.
 
     Args:
-        arguments: after `vllm serve`, without address.
-        env: see `environment`.
-        log: gets its output.
+        pid: of its leader.
+        port: on which it answers, sooner or later.
+        log: has its output.
     """
 
-    def __init__(self, arguments: Sequence[str], env: dict[str, str], log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+    def __init__(self, pid: int, port: int, log: Path) -> None:
+        self.pid = pid
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [VLLM, "serve", *arguments, "--host", "127.0.0.1", "--port", port],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-            )
 
     @property
     def log(self) -> str:
         """Its output so far."""
         return self._log.read_text(errors="replace")
 
+    def processes(self) -> dict[int, str]:
+        """Ids and names of its living processes."""
+        return processes(self.pid)
+
     def members(self) -> list[str]:
         """Names of its living processes."""
-        return members(self._process.pid)
+        return members(self.pid)
 
     def get(self, path: str) -> str:
         """The body of an answer.
@@ -159,13 +172,41 @@ class Server:
         """Return when it answers."""
 
         def ready() -> bool:
-            assert self._process.poll() is None, f"vllm serve ended:\n{self.log[-4000:]}"
+            assert self.pid in self.processes(), f"vllm serve ended:\n{self.log[-4000:]}"
             with contextlib.suppress(urllib.error.URLError, OSError):
                 self.get("/health")
                 return True
             return False
 
         assert wait_until(ready, timeout_s), f"vllm serve is not ready:\n{self.log[-4000:]}"
+
+    def kill(self) -> None:
+        """End whatever is left of it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Server(RunningServer):
+    """The console script `vllm serve`.
+
+    Args:
+        arguments: after `vllm serve`, without address.
+        env: see `environment`.
+        log: gets its output.
+    """
+
+    def __init__(self, arguments: Sequence[str], env: dict[str, str], log: Path) -> None:
+        port = free_port()
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [VLLM, "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+        super().__init__(self._process.pid, port, log)
 
     def stop(self, timeout_s: float) -> Finished:
         """SIGTERM, and wait for the end.
@@ -183,6 +224,64 @@ class Server:
 
     def kill(self) -> None:
         """End whatever is left of it."""
+        _kill(self._process)
+
+
+class Forks:
+    """Starts servers as forks of one process that has imported what `vllm serve` imports.
+
+    A start costs one import of three: vLLM starts engine core and worker as it always does.
+    """
+
+    _SCRIPT = """\
+import json, sys, tempfile
+from pathlib import Path
+import vllm.entrypoints.cli.main, vllm.entrypoints.cli.serve, vllm.entrypoints.openai.api_server
+sys.path.insert(0, sys.argv.pop())
+from preloaded import start
+for line in sys.stdin:
+    tempfile.tempdir = None  # some import has asked for it already
+    command, output = json.loads(line)
+    print(start(command, Path(output)), flush=True)
+"""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._SCRIPT, str(Path(__file__).parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+
+    def serve(
+        self, arguments: Sequence[str], variables: dict[str, str], output: Path
+    ) -> RunningServer:
+        """Start a server.
+
+        Args:
+            arguments: after `vllm serve`, without address.
+            variables: of its environment.
+            output: it prints to this with `.out` and `.err` appended.
+        """
+        port = free_port()
+        command = {
+            "arguments": ["serve", *arguments, "--host", "127.0.0.1", "--port", str(port)],
+            "variables": variables,
+            "version": None,
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([command, str(output)]) + "\n")
+        self._process.stdin.flush()
+        pid = int(self._process.stdout.readline())
+        log = output.with_name(output.name + ".out")
+        assert wait_until(log.exists, LET_GO_S)  # it leads its session by then
+        return RunningServer(pid, port, log)
+
+    def close(self) -> None:
+        """End the process; servers go on."""
         _kill(self._process)
 
 

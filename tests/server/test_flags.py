@@ -66,6 +66,24 @@ def test_dotted_form(models: dict[str, str]) -> None:
     assert connector(models["tiny"], flag, ULA) == ("ula", "kv_both", {"device_slots": 512})
 
 
+def test_offloading_size_goes_to_ula_in_a_multi_connector(models: dict[str, str]) -> None:
+    """vLLM alone would replace both connectors by OffloadingConnector."""
+    log = {"kv_connector_module_path": "engine.step_log"}
+    ula = {"kv_connector_extra_config": EXTRA}
+    children = [
+        {"kv_connector": name, "kv_role": "kv_both", **more}
+        for name, more in (("HybridStepLog", log), ("ula", ula))
+    ]
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    name, role, extra = connector(models["tiny"], ["--kv-transfer-config", json.dumps(both)], SIZE)
+    children[1]["kv_connector_extra_config"] = {**EXTRA, "host_gib": 0.25}
+    assert (name, role, extra) == ("MultiConnector", "kv_both", {"connectors": children})
+
+
 def test_flag_names_other_connectors_too(models: dict[str, str]) -> None:
     found = connector(models["llama"], ["--kv-connector", "ExampleConnector"])
     assert found == ("ExampleConnector", "kv_both", {})

@@ -30,7 +30,7 @@ D_MIN = (
     "of 16"
 )
 RANKS = "ula serves one rank per engine"
-BY_BLOCK = "other connectors address KV tensors by block id, under ula a block id is no place"
+BY_BLOCK = "may read or write KV tensors by block id, and under ula a block id is no place"
 USE_DSA = (
     "use a model of type deepseek_v32 or glm_moe_dsa (DeepSeek-V3.2, GLM-5.x), or no ula connector"
 )
@@ -145,16 +145,19 @@ REFUSALS = {
     # What else wants the rows
     "connector beside ula": Refusal(
         multi("NixlConnector", "ula"),
-        CONFIG_ERROR + f"kv_connector=MultiConnector(NixlConnector, ula): {BY_BLOCK}; use ula "
-        "alone (--kv-connector ula)",
+        CONFIG_ERROR
+        + f"kv_connector=MultiConnector(NixlConnector, ula): NixlConnector {BY_BLOCK}; "
+        "use ula alone (--kv-connector ula), or beside connectors whose class says "
+        "moves_kv = False",
     ),
     "role of a producer": Refusal(
         transfer(kv_connector="ula", kv_role="kv_producer"),
         CONFIG_ERROR + "kv_role=kv_producer: ula hands no KV to other engines; use kv_both",
     ),
-    "fp8 rows": Refusal(
-        [*ULA, "--kv-cache-dtype", "fp8"],
-        CONFIG_ERROR + "--kv-cache-dtype=fp8: ula keeps rows in the model's dtype; use auto",
+    "rows of another fp8": Refusal(
+        [*ULA, "--kv-cache-dtype", "fp8_e5m2"],
+        CONFIG_ERROR + "--kv-cache-dtype=fp8_e5m2: is no type of rows of a DSA model here; use one "
+        "of auto, float16, bfloat16, fp8, fp8_ds_mla",
     ),
     # Ways to parallelise
     "pipeline parallel": Refusal(
@@ -310,6 +313,30 @@ def test_hisparse_beside_ula(models: dict[str, str]) -> None:
     config.attention_config.hisparse_config = HiSparseConfig()
     with pytest.raises(ConfigError, match="hisparse_config=set: HiSparse manages the same rows"):
         check_engine(config)
+
+
+def test_sleep_mode(models: dict[str, str]) -> None:
+    """vLLM refuses it on a CPU; where it does not, UlaCache does."""
+    with pytest.raises(ValueError, match="Sleep mode is not supported on current platform"):
+        engine_config(models["tiny"], *BASE, *ULA, "--enable-sleep-mode")
+
+    config = engine_config(models["tiny"], *BASE, *ULA)
+    config.model_config.enable_sleep_mode = True
+    line = (
+        "--enable-sleep-mode=True: vLLM would discard device rows and keep the host pool and the "
+        "maps; use no --enable-sleep-mode"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+        check_engine(config)
+
+
+def test_role_in_a_multi_connector(models: dict[str, str]) -> None:
+    child = {"kv_connector": "ula", "kv_role": "kv_consumer"}
+    flags = transfer(
+        kv_connector="MultiConnector", kv_connector_extra_config={"connectors": [child]}
+    )
+    with pytest.raises(ConfigError, match=r"^kv_role=kv_consumer: ula hands no KV"):
+        engine_config(models["tiny"], *BASE, *flags)
 
 
 def test_dense_mla(models: dict[str, str]) -> None:
