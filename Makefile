@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test check format bench clean
+.PHONY: help env demo test check format bench matrix soak clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -45,6 +45,13 @@ format: $(STAMP) ## Rewrite the code in the repository's format
 
 bench: $(STAMP) ## Run the benchmarks
 	$(PYTHON) -m benchmarks
+
+matrix: $(STAMP) ## Run every combination of features with and without UlaCache (an hour)
+	PYTHONPATH=tests $(PYTHON) -m matrix.full benchmarks/results/matrix.csv
+
+soak: $(STAMP) ## Play requests of every kind for 20 minutes and count leaks; MINUTES=n, DRAFTS=mtp
+	PYTHONPATH=tests $(PYTHON) -m soak.full --minutes $(or $(MINUTES),20) --drafts $(or $(DRAFTS),mtp) \
+		--json benchmarks/results/soak.json
 
 clean: ## Remove what the targets made, except .venv
 	rm -rf build dist *.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info

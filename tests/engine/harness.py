@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import multiprocessing
 import os
 import random
@@ -20,6 +21,12 @@ import vllm_ula
 
 T = TypeVar("T")
 
+PRELOADED = (
+    "vllm.entrypoints.llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.deepseek_mtp",
+)
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -62,14 +69,22 @@ def in_children(
     Each call has a process of its own: an engine with n-gram drafts spoils those that start after
     it in its process (vLLM's start inspects every object of every module, numba's break it).
     """
-    import vllm  # noqa: F401  (once, for all children)
-
+    for module in PRELOADED:  # once, for all children
+        importlib.import_module(module)
     with multiprocessing.get_context("fork").Pool(num, maxtasksperchild=1) as pool:
         yield from pool.imap(functools.partial(_apply, function), arguments, chunksize=1)
 
 
 def _apply(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    no_compiler()
     return function(*arguments)
+
+
+def no_compiler() -> None:
+    """vLLM compiles its counting of logprobs at the first request, for seconds in every process."""
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True
 
 
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Admission is by logical capacity: what starts can serve its longest request, to the last block."""
+"""Admission by logical capacity: what starts can serve its longest request, to the last block."""
 
 from __future__ import annotations
 

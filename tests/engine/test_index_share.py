@@ -34,19 +34,19 @@ def test_one_plan_per_call_and_group(offset: int, layers: list[int], tmp_path: P
 
         return counting
 
-    with pytest.MonkeyPatch.context() as patch:
-        with engine(str(tmp_path), {"device_slots": 144, "host_gib": 0.05}) as llm:
-            patch.setattr(store, "run", counted("plans", store.run))
-            patch.setattr(step_module, "transfer", counted("exchanges", step_module.transfer))
-            forward = counted("layer calls", UlaSparseMlaImpl.forward_mqa)
-            patch.setattr(UlaSparseMlaImpl, "forward_mqa", lambda *args: forward(*args))
-            run(llm, REQUESTS)
-            domains = worker().domains
-            assert [len(domain.layers) for domain in domains] == layers
-            forward_calls, rest = divmod(calls["layer calls"], 4)
-            assert rest == 0
-            assert calls["plans"] == calls["exchanges"] == forward_calls * len(layers)
-            values = metrics(llm)
-            assert values["fetched_rows"] > 0
-            if len(layers) == 1:
-                assert values["fetched_bytes"] == values["fetched_rows"] * 4 * 576 * 4
+    pool = {"device_slots": 144, "host_gib": 0.05}
+    with pytest.MonkeyPatch.context() as patch, engine(str(tmp_path), pool) as llm:
+        patch.setattr(store, "run", counted("plans", store.run))
+        patch.setattr(step_module, "transfer", counted("exchanges", step_module.transfer))
+        forward = counted("layer calls", UlaSparseMlaImpl.forward_mqa)
+        patch.setattr(UlaSparseMlaImpl, "forward_mqa", lambda *args: forward(*args))
+        run(llm, REQUESTS)
+        domains = worker().domains
+        assert [len(domain.layers) for domain in domains] == layers
+        forward_calls, rest = divmod(calls["layer calls"], 4)
+        assert rest == 0
+        assert calls["plans"] == calls["exchanges"] == forward_calls * len(layers)
+        values = metrics(llm)
+        assert values["fetched_rows"] > 0
+        if len(layers) == 1:
+            assert values["fetched_bytes"] == values["fetched_rows"] * 4 * 576 * 4

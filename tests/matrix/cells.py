@@ -48,11 +48,12 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
 }
 SHARES = {"one group": "4:1", "three groups": "4:3"}
 
-MAX_LEN, BLOCKS = 480, 96  # of 16 tokens: about three requests of the longest kind
-LENGTHS = (60, 150, 230, 300, 390)
+TOPK = 64
+MAX_LEN, BLOCKS = 256, 48  # of 16 tokens: about three requests of the longest kind
+LENGTHS = (40, 90, 130, 170, 225)
 OUTPUT = 14
-HALF = 768  # device rows: half of the logical slots
-D_MIN = 176  # index_topk 128, 8 requests of at most 1 + 3 tokens, in whole blocks; 160, rounded up
+HALF = 384  # device rows: half of the logical slots
+D_MIN = 96  # one selection, and 8 requests of at most 1 + 3 tokens
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,9 @@ def write_models(directory: Path) -> None:
     from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
 
     for name, share in SHARES.items():
-        options = TinyModelOptions(mtp=1, index_share=IndexShare(*map(int, share.split(":"))))
+        options = TinyModelOptions(
+            topk=TOPK, mtp=1, index_share=IndexShare(*map(int, share.split(":")))
+        )
         write_tiny_model(directory / name.replace(" ", "-"), options)
 
 
@@ -145,7 +148,7 @@ def arm(models: Path, cell: Cell, ula: bool) -> Iterator[Any]:
         num_gpu_blocks_override=BLOCKS,
         enable_prefix_caching=cell.prefix_cache == "on",
         enable_chunked_prefill=chunked,
-        max_num_batched_tokens=128 if chunked else MAX_LEN,
+        max_num_batched_tokens=64 if chunked else MAX_LEN,
         kv_cache_dtype=ROW_TYPES[cell.rows],
         speculative_config=DRAFTS[cell.drafts],
     ) as llm:
