@@ -16,7 +16,7 @@ LINKS = ("connectors", "kernels", "patches")
 
 # A module imports from its own row and the rows above it.
 LAYERS = (
-    ("_version", "records", "errors", "config", "capacity", "models"),
+    ("_version", "records", "errors", "config", "capacity", "models", "host_memory"),
     ("kernels",),
     ("residency", "planner", "pools", "transfer"),
     ("step",),

@@ -40,6 +40,7 @@ DEVICE = (LOGICAL // 8) // BLOCK_SIZE * BLOCK_SIZE
 HOST = LOGICAL - DEVICE
 MAX_MODEL_LEN = 1024
 BROKEN_OFF_TOKENS = MAX_MODEL_LEN - PROMPT_TOKENS
+NUM_BROKEN_OFF = 50
 DRAIN_S = 30  # by default vLLM kills its processes the moment it is told to stop
 
 COUNTERS = {
@@ -61,7 +62,7 @@ HISTOGRAMS = {
 ROWS = {
     f"vllm:ula_rows.{tier}.{state}" for tier in ("device", "host") for state in ("live", "dead")
 }
-LOGICAL_SLOTS = "vllm:ula_logical_slots"
+LOGICAL_SLOTS, LEASES = "vllm:ula_logical_slots", "vllm:ula_leases"
 
 LABELS = ("tier", "state")
 
@@ -77,7 +78,7 @@ class Visit:
         cold: tokens of a request.
         warm: tokens of the same request, sent again.
         loaded: tokens of all requests at once.
-        broken_off: text of a stream until its client went away.
+        broken_off: texts of streams until their clients went away.
         afterwards: tokens of the first request, once more.
         busy: metrics after all of it.
         left: files in its temporary directory and in shared memory after its end.
@@ -88,7 +89,7 @@ class Visit:
     cold: list[int] = field(default_factory=list)
     warm: list[int] = field(default_factory=list)
     loaded: list[list[int]] = field(default_factory=list)
-    broken_off: str = ""
+    broken_off: list[str] = field(default_factory=list)
     afterwards: list[int] = field(default_factory=list)
     busy: Metrics = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
@@ -187,7 +188,9 @@ def visit(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> V
                 found.warm = complete(client, first)
                 with ThreadPoolExecutor(NUM_REQUESTS) as pool:
                     found.loaded = list(pool.map(lambda p: complete(client, p), everything))
-                found.broken_off = break_off(client, second)
+                with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+                    leaving = [second] * NUM_BROKEN_OFF
+                    found.broken_off = list(pool.map(lambda p: break_off(client, p), leaving))
                 assert wait_until(lambda: drained(server), 30)
                 found.afterwards = complete(client, first)
             assert wait_until(lambda: drained(server), 30)
@@ -203,7 +206,7 @@ def visit(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> V
 
 def test_every_metric_is_there_from_the_start(visit: Visit) -> None:
     ours = {name for name in visit.idle if name.startswith("vllm:ula_") and "_created" not in name}
-    assert ours == COUNTERS | HISTOGRAMS | ROWS | {LOGICAL_SLOTS}
+    assert ours == COUNTERS | HISTOGRAMS | ROWS | {LOGICAL_SLOTS, LEASES}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +225,15 @@ def test_selected_rows_add_up(visit: Visit) -> None:
         + values["vllm:ula_read_in_place_rows_total.device"]
         + values["vllm:ula_read_in_place_rows_total.host"]
     )
+
+
+def test_at_rest_no_lease_is_left_and_live_rows_are_those_of_cached_blocks(visit: Visit) -> None:
+    """No draft was made; whole blocks of every prompt and output are cached, nothing else lives."""
+    values = visit.busy
+    assert values[LEASES] == 0
+    live = values["vllm:ula_rows.device.live"] + values["vllm:ula_rows.host.live"]
+    assert live % BLOCK_SIZE == 0
+    assert live >= NUM_REQUESTS * (PROMPT_TOKENS // BLOCK_SIZE) * BLOCK_SIZE // 2
 
 
 def test_bytes_are_rows(visit: Visit) -> None:
@@ -265,10 +277,12 @@ def test_every_request_of_the_load_was_served(visit: Visit) -> None:
     assert len(set(map(tuple, visit.loaded))) == NUM_REQUESTS
 
 
-def test_a_client_that_goes_away_leaves_the_server_serving(visit: Visit) -> None:
+def test_clients_that_go_away_leave_the_server_serving(visit: Visit) -> None:
     whole = OUTPUT_TOKENS * (NUM_REQUESTS + 3)  # of the requests that were not broken off
-    assert visit.broken_off
-    assert 3 <= visit.busy["vllm:generation_tokens_total"] - whole < BROKEN_OFF_TOKENS
+    assert len(visit.broken_off) == NUM_BROKEN_OFF
+    assert all(visit.broken_off)
+    broken_off = visit.busy["vllm:generation_tokens_total"] - whole
+    assert 3 * NUM_BROKEN_OFF <= broken_off < BROKEN_OFF_TOKENS * NUM_BROKEN_OFF
     assert visit.afterwards == visit.cold
 
 
