@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from scheduler.model import completion, root_of, tags_of
 from scheduler.settings import Settings, kv_cache_config, vllm_config
-from scheduler.worker import ROOT, Worker, next_token, tag_after, tags_of
+from scheduler.worker import Worker
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core import kv_cache_utils
@@ -93,11 +94,10 @@ class Rig:
             cache_salt=salt,
             block_hasher=self.hasher,
         )
-        root = ROOT if salt is None else tag_after(ROOT, 1000 + sum(salt.encode()))
-        self.worker.roots[request_id] = root
+        self.worker.roots[request_id] = root = root_of(salt)
         self.learned[request_id] = 0
         most = min(max_tokens, self.settings.max_len - len(prompt))
-        self.completions[request_id] = Completion(_completion(prompt, root, most, stop))
+        self.completions[request_id] = Completion(completion(prompt, root, most, stop))
         self.scheduler.add_request(request)
         return request_id
 
@@ -157,11 +157,10 @@ class Rig:
         self.settle()
         assert self.num_free == self.settings.blocks - 1
         assert not self.worker.known
-        for request_id, completion in self.completions.items():
-            expected = completion.expected
-            if self.requests[request_id].status == RequestStatus.FINISHED_ABORTED:
-                expected = expected[: len(completion.tokens)]
-            assert completion.tokens == expected, f"request {request_id}"
+        for request_id, came in self.completions.items():
+            aborted = self.requests[request_id].status == RequestStatus.FINISHED_ABORTED
+            expected = came.expected[: len(came.tokens)] if aborted else came.expected
+            assert came.tokens == expected, f"request {request_id}"
 
     def run(self, prompt: Sequence[int], max_tokens: int = 1) -> str:
         """A request to its end."""
@@ -239,12 +238,3 @@ class Rig:
         self.uncomputed = {
             b for b in self.uncomputed | uncomputed if not self.pool.blocks[b].ref_cnt
         }
-
-
-def _completion(prompt: Sequence[int], root: int, most: int, stop: int | None) -> list[int]:
-    """What the model says after a prompt when it runs alone and undisturbed."""
-    tag, tokens = tags_of(prompt, root)[-1], list[int]()
-    while len(tokens) < most and (not tokens or tokens[-1] != stop):
-        tokens.append(next_token(tag))
-        tag = tag_after(tag, tokens[-1])
-    return tokens

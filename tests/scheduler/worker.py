@@ -1,19 +1,15 @@
-"""A worker without a model: real rows, real maps, and tags that say what a row must hold.
-
-The row of a token carries a hash of all tokens up to it, so two rows are equal exactly where one
-may stand for the other, and a prefix-cache hit that reads anything else is seen. The "model"
-samples from the same hash: whatever happens to a request, its completion is known beforehand.
-"""
+"""A worker without a model: real rows and maps, and checks of what every call does to them."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import torch
+from scheduler.model import propose, tags_of, verify
 from scheduler.settings import Settings
 from torch import Tensor
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -21,27 +17,10 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_ula import step
 from vllm_ula.kernels.reference.gather import gather
-from vllm_ula.records import Call, LayerRows
+from vllm_ula.records import Call, Counts, LayerRows
 from vllm_ula.residency import Residency
 
-VOCABULARY = 50
-ROOT = 1  # tag before the first token
 POISON = -1  # rows nobody has written
-
-
-def tag_after(tag: int, token: int) -> int:
-    """Tag of a token's row, from the tag of the row before it."""
-    return (tag * 1_000_003 + token + 7) % (2**61 - 1)
-
-
-def tags_of(tokens: Sequence[int], root: int = ROOT) -> list[int]:
-    """Tags of the rows of a sequence."""
-    return list(accumulate(tokens, tag_after, initial=root))[1:]
-
-
-def next_token(tag: int) -> int:
-    """What the model samples after the row with this tag."""
-    return (tag >> 11) % VOCABULARY
 
 
 @dataclass
@@ -53,6 +32,7 @@ class Known:
     blocks: list[int]
     tags: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
+    end: int = 0  # rows from here on were never written
 
     def extend(self, tokens: list[int]) -> None:
         self.tokens += tokens
@@ -61,13 +41,17 @@ class Known:
 
 @dataclass
 class Forward:
-    """One forward call, token by token; `expected` are the tags of the selected rows."""
+    """One forward call, token by token; `expected` are the tags of the selected rows.
+
+    `unwritten` are rows its requests have, and have not come to.
+    """
 
     written: list[int] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)
     selected: list[list[int]] = field(default_factory=list)
     expected: list[list[int]] = field(default_factory=list)
     decode: list[bool] = field(default_factory=list)
+    unwritten: list[int] = field(default_factory=list)
 
 
 class Worker:
@@ -110,14 +94,17 @@ class Worker:
             lineage = self._append(forward, known, computed[request_id], num, drafts)
             tokens = []
             if len(lineage) - len(drafts) == len(known.tokens):
-                tokens = self._sample(lineage, drafts)
+                tokens = verify(lineage, drafts)
+                self.seen["accepted"] += len(tokens) - 1
+                self.seen["rejected"] += len(drafts) - len(tokens) + 1
                 known.extend(tokens)
-                known.drafts = self._propose(known, output.num_spec_tokens_to_schedule)
+                if num_drafts := output.num_spec_tokens_to_schedule:
+                    known.drafts = propose(known.tags[-1], num_drafts, next(self.accept))
             sampled.append(tokens)
             proposed.append(known.drafts if tokens else [])
         if forward.written:
             self._attend(forward)
-        self.check()
+        self.check_rows()
         ids = list(output.num_scheduled_tokens)
         index = {request_id: i for i, request_id in enumerate(ids)}
         return ModelRunnerOutput(ids, index, sampled), DraftTokenIds(ids, proposed)
@@ -131,15 +118,36 @@ class Worker:
             wrong += int((read != torch.stack((expected, of_layer), -1)).any(-1).sum())
         return wrong
 
-    def check(self) -> None:
+    def check_rows(self) -> None:
         """The invariants, and that every live row holds what was last written to it."""
         self.domain.check_integrity()
         assert not self.domain.marks.any()
-        counts = self.domain.counts
-        in_place = counts.in_place_device + counts.in_place_host
-        assert counts.selected == counts.hits + counts.fetched + in_place
         live = self.residency.live.nonzero().squeeze(1)
         assert self.wrong_rows(self.residency.homes(live), self.truth[live]) == 0, "a row is lost"
+
+    def check_reads(self, homes: Tensor, selection: Tensor, expected: Tensor) -> None:
+        """Selected rows are alive and hold the tags of their tokens."""
+        assert self.residency.live[selection[selection >= 0]].all(), "a dead row is read"
+        assert self.wrong_rows(homes, expected) == 0, "a wrong row is read"
+
+    def check_unwritten(self, slots: list[int]) -> None:
+        """What a block held for whoever had it before is dead."""
+        assert not self.residency.live[slots].any(), "a row is alive that nobody has written"
+
+    def check_counts(self, selection: Tensor, before: Counts, home: Tensor, live: Tensor) -> None:
+        """What a call counted is what it did: live rows that it did not write have moved."""
+        counts, num_device = self.domain.counts, self.residency.num_device
+        in_place = counts.in_place_device + counts.in_place_host
+        assert counts.selected == counts.hits + counts.fetched + in_place
+        distinct = selection[selection >= 0].unique().numel()
+        assert counts.selected - before.selected == distinct
+        was_down, is_down = home >= num_device, self.residency.home >= num_device
+        fetched, written_back = live & was_down & ~is_down, live & ~was_down & is_down
+        assert counts.fetched - before.fetched == int(fetched.sum())
+        assert counts.written_back - before.written_back == int(written_back.sum())
+        row_bytes = sum(layer.row_bytes for layer in self.layers)
+        assert counts.fetched_bytes == counts.fetched * row_bytes
+        assert counts.written_back_bytes == counts.written_back * row_bytes
 
     def slots(self, blocks: Sequence[int]) -> Tensor:
         """Logical slots int64 `[blocks, block_size]`."""
@@ -175,7 +183,8 @@ class Worker:
         self, request_id: str, tokens: Sequence[int], blocks: list[int], computed: int
     ) -> None:
         root = self.roots[request_id]
-        self.known[request_id] = Known(root, list(tokens), list(blocks), tags_of(tokens, root))
+        tags = tags_of(tokens, root)
+        self.known[request_id] = Known(root, list(tokens), list(blocks), tags, end=computed)
         hit = blocks[: computed // self.settings.block_size]
         self.seen["hit blocks"] += len(hit)
         self.seen["hit on host"] += self.num_on_host(hit)
@@ -198,10 +207,12 @@ class Worker:
         assert len(inputs) == num
         last = known.tags[start - 1] if start else known.root
         lineage = known.tags[:start] + tags_of(inputs, last)
-        size, end = self.settings.block_size, start + num
-        slots = [known.blocks[p // size] * size + p % size for p in range(end)]
-        assert min(slots) >= size, "the null block is in use"
-        forward.written += slots[start:]
+        end = start + num
+        known.end = max(known.end, end)
+        slots = self.slots(known.blocks).flatten().tolist()
+        assert min(slots) >= self.settings.block_size, "the null block is in use"
+        forward.written += slots[start:end]
+        forward.unwritten += slots[known.end :]
         forward.tags += lineage[start:]
         forward.decode += [num <= 1 + self.settings.drafts] * num
         for position in range(start, end):
@@ -224,42 +235,18 @@ class Worker:
         decode = torch.tensor(forward.decode)
         selection = _padded(forward.selected, -1)
         assert written.unique().numel() == written.numel(), "two tokens write one row"
-        residency, counts = self.residency, self.domain.counts
-        before, live = residency.home.clone(), residency.live.clone()
+        before = copy.copy(self.domain.counts)
+        home, live = self.residency.home.clone(), self.residency.live.clone()
         live[written] = False
-        fetched, written_back = counts.fetched, counts.written_back
         homes = step.run(self.domain, Call(written, decode, selection, decode))
+        self.check_counts(selection, before, home, live)
 
-        was_down, is_down = before >= residency.num_device, residency.home >= residency.num_device
-        assert counts.fetched - fetched == int((live & was_down & ~is_down).sum())
-        assert counts.written_back - written_back == int((live & ~was_down & is_down).sum())
         self.truth[written] = torch.tensor(forward.tags)
         for number, layer in enumerate(self.layers):
             rows = torch.stack((self.truth[written], torch.full_like(written, number)), 1)
             step.write(layer, homes.written, rows)
-        assert residency.live[selection[selection >= 0]].all(), "a dead row is read"
-        wrong = self.wrong_rows(homes.selected, _padded(forward.expected, 0))
-        assert wrong == 0, "a wrong row is read"
-
-    def _sample(self, lineage: list[int], drafts: list[int]) -> list[int]:
-        """Accepted drafts and the token after them."""
-        sampled = [next_token(lineage[-len(drafts) - 1])]
-        for i, draft in enumerate(drafts):
-            if draft != sampled[-1]:
-                break
-            sampled.append(next_token(lineage[len(lineage) - len(drafts) + i]))
-        self.seen["accepted"] += len(sampled) - 1
-        self.seen["rejected"] += len(drafts) - len(sampled) + 1
-        return sampled
-
-    def _propose(self, known: Known, num: int) -> list[int]:
-        """Drafts of which the model accepts as many as it is told."""
-        right, tag, drafts = next(self.accept) if num else 0, known.tags[-1], []
-        for i in range(num):
-            token = next_token(tag)
-            drafts.append(token if i < right else (token + 1) % VOCABULARY)
-            tag = tag_after(tag, drafts[-1])
-        return drafts
+        self.check_reads(homes.selected, selection, _padded(forward.expected, 0))
+        self.check_unwritten(forward.unwritten)
 
 
 def _padded(rows: list[list[int]], padding: int) -> Tensor:

@@ -78,16 +78,24 @@ def finish(command: Sequence[str], env: dict[str, str], timeout_s: float) -> Fin
         _kill(process)
 
 
+def all_pids() -> list[int]:
+    """Ids of all processes of the machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def living(pid: int) -> tuple[str, int] | None:
+    """Name and session of a process that is alive."""
+    with contextlib.suppress(OSError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        state, _parent, _group, session = rest.split()[:4]
+        return (name.partition("(")[2], int(session)) if state not in "ZX" else None
+    return None
+
+
 def processes(session: int) -> dict[int, str]:
     """Ids and names of the living processes of a session, orphans included."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            name, _, rest = stat.read_text().rpartition(")")
-            state, _parent, _group, of_session = rest.split()[:4]
-            if int(of_session) == session and state not in "ZX":
-                found[int(stat.parent.name)] = name.partition("(")[2]
-    return found
+    found = {pid: living(pid) for pid in all_pids()}
+    return {pid: is_[0] for pid, is_ in found.items() if is_ and is_[1] == session}
 
 
 def members(session: int) -> list[str]:
@@ -95,7 +103,7 @@ def members(session: int) -> list[str]:
     return list(processes(session).values())
 
 
-def mapped(pids: Iterable[int | str]) -> set[str]:
+def mapped(pids: Iterable[int]) -> set[str]:
     """Files in shared memory that processes map."""
     inodes = set()
     for pid in pids:
@@ -112,7 +120,7 @@ def abandoned(before: set[str]) -> set[str]:
     Other engines on the machine come and go meanwhile; what they use is mapped.
     """
     new = set(os.listdir(SHARED_MEMORY)) - before
-    return new - mapped(filter(str.isdigit, os.listdir("/proc"))) if new else new
+    return new - mapped(all_pids()) if new else new
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -172,7 +180,7 @@ class RunningServer:
         """Return when it answers."""
 
         def ready() -> bool:
-            assert self.pid in self.processes(), f"vllm serve ended:\n{self.log[-4000:]}"
+            assert living(self.pid), f"vllm serve ended:\n{self.log[-4000:]}"
             with contextlib.suppress(urllib.error.URLError, OSError):
                 self.get("/health")
                 return True

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.harness import at_rest, block_pool, engine, scheduler, spec_decode, worker
+from engine.harness import block_pool, engine, scheduler, spec_decode, worker
 from soak.story import CHOICES, Ask, Request, Stage, Story
 
 NGRAM = {
@@ -55,35 +55,27 @@ def soak_engine(model: str, drafts: dict[str, Any] | None, ula: bool) -> Iterato
         yield llm
 
 
-def play(
-    llm: Any, story: Story, ula: bool, progress: Callable[[int], object] = lambda _: None
-) -> Played:
-    """Play a story to its end.
-
-    Args:
-        llm: from `soak_engine`.
-        story: what happens.
-        ula: whether UlaCache is in the engine.
-        progress: called with the number of requests that have just ended.
-    """
-    return _Player(llm, story, ula).play(progress)
+def play(llm: Any, story: Story) -> Played:
+    """Play a story to its end in a `soak_engine`."""
+    return _Player(llm, story).play()
 
 
 def play_all(model: str, drafts: dict[str, Any] | None, story: Story, ula: bool) -> Played:
-    """Start an engine, play a story in it, and hold what must hold at rest."""
+    """Start an engine and play a story in it; `engine` holds what must hold at rest."""
     with soak_engine(model, drafts, ula) as llm:
-        return play(llm, story, ula)
+        return play(llm, story)
 
 
 class _Player:
-    def __init__(self, llm: Any, story: Story, ula: bool) -> None:
-        self.llm, self.core, self.story, self.ula = llm, llm.llm_engine, story, ula
+    def __init__(self, llm: Any, story: Story) -> None:
+        self.llm, self.core, self.story = llm, llm.llm_engine, story
+        self.ula = self.core.vllm_config.kv_transfer_config is not None
         self.engine_core = self.core.engine_core.engine_core
         self.played = Played(outputs=[None] * len(story.requests))
         self.ids: dict[int, str] = {}  # of running requests, by number
         self.hits_on_host = 0
 
-    def play(self, progress: Callable[[int], object]) -> Played:
+    def play(self) -> Played:
         free = block_pool(self.llm).get_num_free_blocks()
         before = self._totals()
         step, arriving = 0, 0
@@ -94,7 +86,7 @@ class _Player:
                     self._send(arriving, requests[arriving])
                     arriving += 1
                 self._abort_by_stage()
-                progress(self._step())
+                self._step()
                 step += 1
                 assert step < 200 * len(requests), "the engine makes no progress"
             self.core.step()
@@ -105,8 +97,6 @@ class _Player:
         counts["requests"] += len(requests)
         counts["steps"] += step
         counts["prefix hits on evicted blocks"] += self.hits_on_host
-        if self.ula:
-            at_rest(self.llm)
         return self.played
 
     def _send(self, number: int, request: Request) -> None:
@@ -129,9 +119,7 @@ class _Player:
             while grammar is not None and not grammar.is_grammar_ready:
                 time.sleep(0.001)  # compiled by a thread; the schedule must not hang on its speed
 
-    def _step(self) -> int:
-        """One step; the number of requests that ended in it."""
-        ended = 0
+    def _step(self) -> None:
         for output in self.core.step():
             number = int(output.request_id)
             self.played.outputs[number] = [
@@ -144,12 +132,10 @@ class _Player:
                 for o in output.outputs
             ]
             if output.finished:
-                ended += 1
                 internal = self.ids.pop(number, None)
                 if internal and self.story.requests[number].abort is Stage.FINISHED:
                     self.engine_core.abort_requests([internal])  # crosses the last token's way
                     self.played.counts[_aborted(Stage.FINISHED)] += 1
-        return ended
 
     def _abort_by_stage(self) -> None:
         requests = scheduler(self.llm).requests

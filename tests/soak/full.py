@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from engine.harness import ENVIRONMENT, PRELOADED, no_compiler
+from engine.harness import ENVIRONMENT, PRELOADED, at_rest, no_compiler
 from soak.driver import MTP, NGRAM, play, soak_engine
 from soak.story import Story
 from tqdm import tqdm
 
 REQUESTS = 150  # of one story
+GAINED = "MiB gained after the first story, with UlaCache"
 DRAFTS: dict[str, dict[str, Any] | None] = {"mtp": MTP, "ngram": NGRAM, "none": None}
 
 
@@ -45,34 +46,37 @@ def main() -> int:
         print(f"{count:10d} {kind}")
     if arguments.json:
         arguments.json.write_text(json.dumps(dict(sorted(totals.items())), indent=2) + "\n")
-    return int(bool(totals["stories that differ"]))
+    return int(bool(totals["stories that differ"] or totals["leaks"]))
 
 
 def soak(model: str, drafts: str, seconds: float, seed: int) -> Counter[str]:
-    """Counts of the arm with UlaCache; a leak raises in the arm that has it."""
+    """Counts of the arm with UlaCache; ends at the first leak."""
     for module in PRELOADED:  # once, for both arms
         importlib.import_module(module)
-    totals: Counter[str] = Counter({"stories that differ": 0, "leaks": 0})
-    without, with_ula = (_Arm(model, drafts, ula) for ula in (False, True))
-    start, rss = time.monotonic(), []
+    totals: Counter[str] = Counter()
+    totals.update({"stories that differ": 0, "leaks": 0})
+    without, with_ula = arms = [_Arm(model, drafts, ula) for ula in (False, True)]
+    start, resident = time.monotonic(), []
     with tqdm(total=round(seconds), unit="s", disable=None) as bar:
-        while time.monotonic() - start < seconds:
+        while time.monotonic() - start < seconds and not totals["leaks"]:
             story = Story(seed, REQUESTS, drafts=drafts != "none")
-            for arm in (without, with_ula):
+            for arm in arms:
                 arm.pipe.send(story)
-            (expected, _), (found, resident) = without.pipe.recv(), with_ula.pipe.recv()
-            totals += found.counts
+            (expected, _), (found, leak) = without.pipe.recv(), with_ula.pipe.recv()
+            totals.update(found.counts)
             totals["stories"] += 1
             totals["stories that differ"] += found.outputs != expected.outputs
-            rss.append(resident)
+            if leak:
+                totals["leaks"] += 1
+                print(f"story {seed}: {leak}")
+            resident.append([psutil.Process(a.process.pid).memory_info().rss for a in arms])
             seed += 1
             bar.update(round(time.monotonic() - start) - bar.n)
-    for arm in (without, with_ula):
+    for arm in arms:
         arm.pipe.send(None)
         arm.process.join()
-    totals["MiB of memory gained after the second story"] = (
-        rss[-1] - rss[min(1, len(rss) - 1)]
-    ) >> 20
+    grown = [(last - first) >> 20 for first, last in zip(resident[0], resident[-1], strict=True)]
+    totals["MiB gained after the first story, without UlaCache"], totals[GAINED] = grown
     return totals
 
 
@@ -90,8 +94,14 @@ def _serve(pipe: Connection, model: str, drafts: str, ula: bool) -> None:
     no_compiler()
     with soak_engine(model, DRAFTS[drafts], ula) as llm:
         while (story := pipe.recv()) is not None:
-            played = play(llm, story, ula)
-            pipe.send((played, psutil.Process().memory_info().rss))
+            played = play(llm, story)
+            leak = ""
+            try:
+                if ula:
+                    at_rest(llm)
+            except AssertionError as error:
+                leak = str(error) or "something is left at rest"
+            pipe.send((played, leak))
 
 
 def _write_model(directory: str) -> None:
