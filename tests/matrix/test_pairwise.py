@@ -9,7 +9,7 @@ import pytest
 from engine.harness import assert_same
 from matrix.cells import ALL, Cell, Ran, off_cell, pairwise, run_arms, write_models
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 CELLS = pairwise()
 
 
