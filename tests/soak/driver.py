@@ -96,7 +96,8 @@ class _Player:
             counts[name] += int(total - before[name])
         counts["requests"] += len(requests)
         counts["steps"] += step
-        counts["prefix hits on evicted blocks"] += self.hits_on_host
+        if self.ula:
+            counts["prefix hits on evicted blocks"] += self.hits_on_host
         return self.played
 
     def _send(self, number: int, request: Request) -> None:
