@@ -22,7 +22,7 @@ from engine.harness import (
 )
 from matrix.cells import workload
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
 DRAFTS: dict[str, dict[str, Any]] = {

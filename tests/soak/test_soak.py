@@ -10,7 +10,7 @@ from engine.harness import in_children
 from soak.driver import MTP, NGRAM, Played, play_all
 from soak.story import Ask, Stage, Story
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.long]
 
 # The drafts of each engine, the story's seed and its requests: 2,000 in all.
 STORIES: dict[str, tuple[dict[str, Any] | None, Story]] = {
