@@ -23,7 +23,7 @@ export PIP_NO_INPUT := 1
 PIP_FLAGS := $(if $(filter true,$(CI)),--quiet)
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## Create .venv: CPU build of vLLM, this package (editable), test tools
 

@@ -242,15 +242,20 @@ class Forks:
     """
 
     _SCRIPT = """\
-import json, sys, tempfile
+import contextlib, json, os, signal, sys, tempfile
 from pathlib import Path
 import vllm.entrypoints.cli.main, vllm.entrypoints.cli.serve, vllm.entrypoints.openai.api_server
 sys.path.insert(0, sys.argv.pop())
 from preloaded import start
+started = []
 for line in sys.stdin:
     tempfile.tempdir = None  # some import has asked for it already
     command, output = json.loads(line)
-    print(start(command, Path(output)), flush=True)
+    started.append(start(command, Path(output)))
+    print(started[-1], flush=True)
+for session in started:  # the tests were killed
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)
 """
 
     def __init__(self) -> None:
