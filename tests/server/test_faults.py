@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.long]
 
 UNTIL_S = 200.0
 HOLD_S = 3.0  # for which clients stay after SIGTERM
-QUIET_S = 7.0  # longer than the 5 s that vLLM gives a process to end
+QUIET_S = 6.0  # longer than the 5 s that vLLM gives a process to end
 NUM_IN_FLIGHT = 4
 BASE = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(NUM_IN_FLIGHT)]
 SERVED = [
@@ -312,8 +312,9 @@ def completion(seed: int, length: int, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def ask(server: RunningServer) -> list[int]:
+def first_answer(server: RunningServer) -> list[int]:
     """Tokens of a request with more rows than UlaCache has on the device."""
+    server.wait_until_ready(UNTIL_S)
     with connect(server) as client:
         answer: Any = client.completions.create(**completion(0, 700, 8))
     tokens: list[int] = answer.choices[0].token_ids
@@ -381,9 +382,9 @@ def killed(
             arguments = [*arm.arguments, *kill.flags]
             variables = {**UNBOUND, "TMPDIR": str(arm.directory)}
             servers.append(forks.serve(arguments, variables, logs / str(len(servers))))
-        for arm, server in zip(arms, servers, strict=True):
-            server.wait_until_ready(UNTIL_S)
-            arm.answers.append(ask(server))
+        with ThreadPoolExecutor(len(arms)) as pool:
+            for arm, tokens in zip(arms, pool.map(first_answer, servers), strict=True):
+                arm.answers.append(tokens)
         with in_flight(servers):
             shared = [mapped(server.processes()) for server in servers]
             for server in servers:
