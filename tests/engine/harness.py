@@ -61,17 +61,22 @@ def environment() -> Iterator[None]:
         yield
 
 
-def in_children(
-    function: Callable[..., T], arguments: Sequence[tuple[Any, ...]], num: int = 2
-) -> Iterator[T]:
-    """Call a function in child processes, `num` at a time; results in order of the arguments.
+def preload() -> None:
+    """Import what every engine needs, once for all children."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+
+
+def in_children(function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+    """Call a function in child processes, two at a time; results in order of the arguments.
 
     Each call has a process of its own: an engine with n-gram drafts spoils those that start after
     it in its process (vLLM's start inspects every object of every module, numba's break it).
     """
-    for module in PRELOADED:  # once, for all children
-        importlib.import_module(module)
-    with multiprocessing.get_context("fork").Pool(num, maxtasksperchild=1) as pool:
+    # Forks of a server of its own: this process may have run an engine, whose threads a fork lacks.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED])
+    with context.Pool(2, maxtasksperchild=1) as pool:
         yield from pool.imap(functools.partial(_apply, function), arguments, chunksize=1)
 
 
@@ -87,6 +92,12 @@ def no_compiler() -> None:
     torch._dynamo.config.disable = True
 
 
+def drafting(method: str, num: int) -> dict[str, Any]:
+    """`speculative_config` of `num` drafts by "ngram" or "mtp"."""
+    lookup = {"prompt_lookup_max": 3, "prompt_lookup_min": 1} if method == "ngram" else {}
+    return {"method": method, "num_speculative_tokens": num, **lookup}
+
+
 def prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Random byte prompts."""
     rng = random.Random(seed)
@@ -99,6 +110,9 @@ def engine(model: str, ula: dict[str, Any] | None = None, **overrides: Any) -> I
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
+    drafts = overrides.get("speculative_config") or {}
+    alone = multiprocessing.parent_process() is not None
+    assert alone or drafts.get("method") != "ngram", "see in_children"
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": "float32",
@@ -155,18 +169,18 @@ def run(
         if at_step is not None:
             at_step(step)
         for output in core.step():
-            sample = output.outputs[0]
-            completion = completions[output.request_id]
-            completion.tokens = list(sample.token_ids)
-            completion.logprobs = [
-                entry[token].logprob
-                for token, entry in zip(sample.token_ids, sample.logprobs, strict=True)
-            ]
-            completion.finish_reason = sample.finish_reason
+            completions[output.request_id] = completion_of(output.outputs[0])
         step += 1
         assert step < 5000, "the engine makes no progress"
     core.step()  # tells the worker what the last requests left behind
     return list(completions.values())
+
+
+def completion_of(sample: Any) -> Completion:
+    """What one of a request's samples has so far."""
+    pairs = zip(sample.token_ids, sample.logprobs, strict=True)
+    logprobs = [entry[token].logprob for token, entry in pairs]
+    return Completion(list(sample.token_ids), logprobs, sample.finish_reason)
 
 
 def assert_same(found: Sequence[Completion], expected: Sequence[Completion]) -> None:
@@ -214,6 +228,12 @@ def spec_decode(llm: Any) -> tuple[int, int]:
     values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
     accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
     return accepted, int(values.get("vllm:spec_decode_num_draft_tokens", 0)) - accepted
+
+
+def prefix_hits(llm: Any) -> int:
+    """Tokens the prefix cache has saved so far."""
+    (counter,) = [m for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
+    return int(counter.value)
 
 
 def metrics(llm: Any) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine.harness import Request, engine, prompts, run, scheduler
+from engine.harness import Request, drafting, engine, in_children, prompts, run, scheduler
 from vllm.exceptions import VLLMValidationError
 
 pytestmark = pytest.mark.engine
@@ -26,12 +26,12 @@ def test_a_length_that_would_wait_for_ever_is_refused(tiny: str) -> None:
 
 def test_the_longest_request_vllm_chose_runs_alone(tiny: str) -> None:
     """`--max-model-len auto`; beside it 8 short ones wait, none fails."""
-    drafts = {
-        "method": "ngram",
-        "num_speculative_tokens": 4,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
+    assert list(in_children(serve_the_longest, [(tiny,)])) == [None]
+
+
+def serve_the_longest(tiny: str) -> None:
+    """The story of the test, in a process of its own."""
+    drafts = drafting("ngram", 4)
     with engine(tiny, POOL, max_model_len=-1, speculative_config=drafts, **ROOM) as llm:
         assert llm.llm_engine.model_config.max_model_len == 304
         assert scheduler(llm).max_model_len == 304

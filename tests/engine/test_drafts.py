@@ -14,6 +14,7 @@ from engine.harness import (
     Completion,
     assert_same,
     at_rest,
+    drafting,
     engine,
     in_children,
     metrics,
@@ -22,14 +23,15 @@ from engine.harness import (
 )
 from matrix.cells import workload
 
+from vllm_ula.capacity import min_device_slots
+
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
-LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
-DRAFTS: dict[str, dict[str, Any]] = {
-    "n-gram 1": {"method": "ngram", "num_speculative_tokens": 1} | LOOKUP,
-    "n-gram 4": {"method": "ngram", "num_speculative_tokens": 4} | LOOKUP,
-    "MTP 2": {"method": "mtp", "num_speculative_tokens": 2},
-    "MTP 4": {"method": "mtp", "num_speculative_tokens": 4},
+DRAFTS = {
+    "n-gram 1": drafting("ngram", 1),
+    "n-gram 4": drafting("ngram", 4),
+    "MTP 2": drafting("mtp", 2),
+    "MTP 4": drafting("mtp", 4),
 }
 
 
@@ -56,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def play(model: str, drafts: dict[str, Any], ula: bool) -> Ran:
     """Run the matrix's workload; the device pool holds one decode step."""
     num = drafts["num_speculative_tokens"]
-    pool = {"device_slots": -(-(128 + 8 * (1 + num)) // 16) * 16, "host_gib": 0.05}
+    pool = {"device_slots": min_device_slots(128, 8 * (1 + num), 16), "host_gib": 0.05}
     leases: list[float] = []
     with engine(
         model,

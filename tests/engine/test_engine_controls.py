@@ -16,6 +16,7 @@ from engine.harness import (
     engine,
     metrics,
     num_free_blocks,
+    prefix_hits,
     run,
     scheduler,
 )
@@ -60,9 +61,9 @@ def tell(llm: Any) -> Story:
     scheduler(llm).kv_event_publisher.publish = lambda batch: story.events.extend(batch.events)
 
     def chapter(name: str, requests: Any, at_step: Any = None) -> None:
-        before = hits(llm)
+        before = prefix_hits(llm)
         story.completions[name] = run(llm, requests, at_step)
-        story.hits[name] = hits(llm) - before
+        story.hits[name] = prefix_hits(llm) - before
 
     def disturb(step: int) -> None:
         if step == 5:
@@ -90,12 +91,6 @@ def forget_weights(model: Any) -> None:
     """Leave nothing that a reload could rely on."""
     for parameter in model.parameters():
         parameter.data.zero_()
-
-
-def hits(llm: Any) -> int:
-    """Tokens the prefix cache has saved so far."""
-    (counter,) = [m for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
-    return int(counter.value)
 
 
 @pytest.fixture(scope="module")

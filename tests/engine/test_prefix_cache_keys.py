@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.harness import Completion, assert_same, engine, metrics
+from engine.harness import Completion, assert_same, completion_of, engine, metrics, prefix_hits
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.engine
@@ -71,7 +71,7 @@ class Found:
 
     completions: list[dict[str, Completion]]
     cached: list[dict[str, int]]
-    hits: float
+    hits: int
     ula: dict[str, float]
 
 
@@ -119,18 +119,10 @@ def send_twice(model: str, adapters: dict[str, Any], ula: dict[str, Any] | None)
                 lora_request=[adapters.get(VARIANTS[name].adapter) for name in names],
                 use_tqdm=False,
             )
-            rounds[0].append({n: completion(o) for n, o in zip(names, outputs, strict=True)})
+            completions = [completion_of(sample) for o in outputs for sample in o.outputs]
+            rounds[0].append(dict(zip(names, completions, strict=True)))
             rounds[1].append({n: o.num_cached_tokens for n, o in zip(names, outputs, strict=True)})
-        (hits,) = [m.value for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
-        return Found(*rounds, hits, metrics(llm))
-
-
-def completion(output: Any) -> Completion:
-    """Of one request."""
-    (sample,) = output.outputs
-    pairs = zip(sample.token_ids, sample.logprobs, strict=True)
-    logprobs = [entry[token].logprob for token, entry in pairs]
-    return Completion(list(sample.token_ids), logprobs, sample.finish_reason)
+        return Found(*rounds, prefix_hits(llm), metrics(llm))
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from engine.harness import (
     engine,
     metrics,
     num_free_blocks,
+    prefix_hits,
     run,
 )
 from engine.workload import AGAIN, BLOCKS, HISTORY, POOLS, REQUESTS
@@ -73,9 +74,3 @@ def test_a_warm_engine_gives_the_same_tokens(
     hits = prefix_hits(llm)
     assert_same(run(llm, AGAIN), expected_warm)
     assert prefix_hits(llm) > hits
-
-
-def prefix_hits(llm: Any) -> int:
-    """Tokens the prefix cache has saved so far."""
-    (counter,) = [m for m in llm.get_metrics() if m.name == "vllm:prefix_cache_hits"]
-    return int(counter.value)

@@ -6,7 +6,6 @@ token nor a logprob nor which drafts are accepted.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import string
 from collections.abc import Iterable, Iterator
@@ -18,7 +17,9 @@ from typing import Any
 from engine.harness import (
     Completion,
     Request,
+    assert_same,
     at_rest,
+    drafting,
     engine,
     in_children,
     run,
@@ -37,16 +38,11 @@ AXES: dict[str, tuple[str, ...]] = {
 ROW_TYPES = {"fp32": "auto", "bf16": "bfloat16", "fp8_ds_mla": "fp8_ds_mla"}
 DRAFTS: dict[str, dict[str, Any] | None] = {
     "none": None,
-    "n-gram": {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    },
-    "MTP 1": {"method": "mtp", "num_speculative_tokens": 1},
-    "MTP 3": {"method": "mtp", "num_speculative_tokens": 3},
+    "n-gram": drafting("ngram", 3),
+    "MTP 1": drafting("mtp", 1),
+    "MTP 3": drafting("mtp", 3),
 }
-SHARES = {"one group": "4:1", "three groups": "4:3"}
+SHARES = {"one group": (4, 1), "three groups": (4, 3)}  # index_topk_freq, its offset
 
 TOPK = 64
 MAX_LEN, BLOCKS = 256, 48  # of 16 tokens: about three requests of the longest kind
@@ -130,15 +126,12 @@ def write_models(directory: Path) -> None:
     from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
 
     for name, share in SHARES.items():
-        options = TinyModelOptions(
-            topk=TOPK, mtp=1, index_share=IndexShare(*map(int, share.split(":")))
-        )
+        options = TinyModelOptions(topk=TOPK, mtp=1, index_share=IndexShare(*share))
         write_tiny_model(directory / name.replace(" ", "-"), options)
 
 
-@contextlib.contextmanager
-def arm(models: Path, cell: Cell, ula: bool) -> Iterator[Any]:
-    """The engine of a cell, with UlaCache or without."""
+def run_arm(models: Path, cell: Cell, ula: bool) -> Ran:
+    """Run the workload in one arm of a cell."""
     settings = {"device_slots": HALF if cell.device_pool == "1/2" else D_MIN, "host_gib": 0.05}
     chunked = cell.chunked_prefill == "on"
     with engine(
@@ -152,12 +145,6 @@ def arm(models: Path, cell: Cell, ula: bool) -> Iterator[Any]:
         kv_cache_dtype=ROW_TYPES[cell.rows],
         speculative_config=DRAFTS[cell.drafts],
     ) as llm:
-        yield llm
-
-
-def run_arm(models: Path, cell: Cell, ula: bool) -> Ran:
-    """Run the workload in one arm of a cell."""
-    with arm(models, cell, ula) as llm:
         completions = run(llm, workload())
         drafts = spec_decode(llm)
         if not ula:
@@ -165,6 +152,12 @@ def run_arm(models: Path, cell: Cell, ula: bool) -> Ran:
         groups = {"one group": 1, "three groups": 3}[cell.index_share]
         assert len(worker().domains) == groups + cell.drafts.startswith("MTP")
         return Ran(completions, drafts, fetched=int(at_rest(llm)["fetched_rows"]))
+
+
+def assert_equal(found: Ran, expected: Ran) -> None:
+    """Tokens, logprobs and drafts are identical."""
+    assert_same(found.completions, expected.completions)
+    assert found.drafts == expected.drafts, "drafts differ"
 
 
 def off_cell(cell: Cell) -> Cell:

@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
 
-from engine.harness import ENVIRONMENT, assert_same
-from matrix.cells import ALL, AXES, Cell, Ran, off_cell, run_arms, write_models
+from engine.harness import ENVIRONMENT
+from matrix.cells import ALL, AXES, Cell, Ran, assert_equal, off_cell, run_arms, write_models
 from tqdm import tqdm
 
 
@@ -47,8 +47,7 @@ def judge(cell: Cell, ran: dict[tuple[Cell, bool], Ran | str]) -> tuple[object, 
         return "", "", "", f"DIFFERENT: {found}"
     verdict = "equal"
     try:
-        assert_same(found.completions, expected.completions)
-        assert found.drafts == expected.drafts, "drafts differ"
+        assert_equal(found, expected)
     except AssertionError as error:
         verdict = f"DIFFERENT: {error}"
     return *found.drafts, found.fetched, verdict

@@ -6,8 +6,7 @@ from dataclasses import astuple
 from itertools import combinations
 
 import pytest
-from engine.harness import assert_same
-from matrix.cells import ALL, Cell, Ran, off_cell, pairwise, run_arms, write_models
+from matrix.cells import ALL, Cell, Ran, assert_equal, off_cell, pairwise, run_arms, write_models
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 CELLS = pairwise()
@@ -34,8 +33,7 @@ def test_same_tokens(cell: Cell, ran: dict[tuple[Cell, bool], Ran | str]) -> Non
     found, expected = ran[cell, True], ran[off_cell(cell), False]
     assert isinstance(expected, Ran), expected
     assert isinstance(found, Ran), found
-    assert_same(found.completions, expected.completions)
-    assert found.drafts == expected.drafts
+    assert_equal(found, expected)
     assert found.fetched > 0
     if cell.drafts != "none":
         assert min(found.drafts) > 0, "no draft was accepted, or none rejected"

@@ -244,9 +244,9 @@ class Forks:
     _SCRIPT = """\
 import contextlib, json, os, signal, sys, tempfile
 from pathlib import Path
-import vllm.entrypoints.cli.main, vllm.entrypoints.cli.serve, vllm.entrypoints.openai.api_server
 sys.path.insert(0, sys.argv.pop())
-from preloaded import start
+from preloaded import preload, start
+preload()
 started = []
 for line in sys.stdin:
     tempfile.tempdir = None  # some import has asked for it already

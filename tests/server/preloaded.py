@@ -63,12 +63,16 @@ def start(command: Command, output: Path) -> int:
     os._exit(status)
 
 
-def main() -> None:
-    """Run all commands, a few at a time."""
+def preload() -> None:
+    """Import what the console script imports."""
     import vllm.entrypoints.cli.main
     import vllm.entrypoints.cli.serve
     import vllm.entrypoints.openai.api_server  # noqa: F401
 
+
+def main() -> None:
+    """Run all commands, a few at a time."""
+    preload()
     commands: dict[str, Command] = json.load(sys.stdin)
     names, ended = {}, {}
     waiting = list(commands.items())

@@ -12,18 +12,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from engine.harness import block_pool, engine, scheduler, spec_decode, worker
+from engine.harness import (
+    block_pool,
+    completion_of,
+    drafting,
+    engine,
+    scheduler,
+    spec_decode,
+    worker,
+)
 from soak.story import CHOICES, Ask, Request, Stage, Story
 
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 3,
-    "prompt_lookup_max": 3,
-    "prompt_lookup_min": 1,
-}
-MTP = {"method": "mtp", "num_speculative_tokens": 3}
+NGRAM, MTP = drafting("ngram", 3), drafting("mtp", 3)
 TOPK, BLOCK, MAX_SEQS, MAX_LEN = 32, 16, 16, 256
 # 16 requests of up to 212 tokens ask for 3,392 rows; 52 usable blocks hold 832.
 BLOCKS = 53
@@ -36,6 +39,13 @@ class Played:
 
     outputs: list[Any] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+
+
+def write_model(directory: str | Path) -> None:
+    """Two layers and an MTP layer; short requests already read a part of their history."""
+    from vllm_ula.tiny_model import TinyModelOptions, write_tiny_model
+
+    write_tiny_model(directory, TinyModelOptions(layers=2, topk=TOPK, mtp=1))
 
 
 @contextmanager
@@ -73,7 +83,6 @@ class _Player:
         self.engine_core = self.core.engine_core.engine_core
         self.played = Played(outputs=[None] * len(story.requests))
         self.ids: dict[int, str] = {}  # of running requests, by number
-        self.hits_on_host = 0
 
     def play(self) -> Played:
         free = block_pool(self.llm).get_num_free_blocks()
@@ -96,8 +105,6 @@ class _Player:
             counts[name] += int(total - before[name])
         counts["requests"] += len(requests)
         counts["steps"] += step
-        if self.ula:
-            counts["prefix hits on evicted blocks"] += self.hits_on_host
         return self.played
 
     def _send(self, number: int, request: Request) -> None:
@@ -124,13 +131,7 @@ class _Player:
         for output in self.core.step():
             number = int(output.request_id)
             self.played.outputs[number] = [
-                (
-                    list(o.token_ids),
-                    [e[t].logprob for t, e in zip(o.token_ids, o.logprobs, strict=True)],
-                    o.finish_reason,
-                    o.stop_reason,
-                )
-                for o in output.outputs
+                (completion_of(sample), sample.stop_reason) for sample in output.outputs
             ]
             if output.finished:
                 internal = self.ids.pop(number, None)
@@ -196,7 +197,8 @@ class _Player:
         for new in scheduled.scheduled_new_reqs:
             for block in new.block_ids[0][: new.num_computed_tokens // BLOCK]:
                 homes = residency.home[block * BLOCK : (block + 1) * BLOCK]
-                self.hits_on_host += bool((homes >= residency.num_device).any())
+                on_host = bool((homes >= residency.num_device).any())
+                self.played.counts["prefix hits on evicted blocks"] += on_host
 
     def _totals(self) -> dict[str, float]:
         values = {m.name: getattr(m, "value", 0) for m in self.llm.get_metrics()}

@@ -7,7 +7,6 @@ may be left: no block referenced, no lease, no live row but those of cached bloc
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from engine.harness import ENVIRONMENT, PRELOADED, at_rest, no_compiler
-from soak.driver import MTP, NGRAM, play, soak_engine
+from engine.harness import ENVIRONMENT, at_rest, no_compiler, preload
+from soak.driver import MTP, NGRAM, play, soak_engine, write_model
 from soak.story import Story
 from tqdm import tqdm
 
@@ -40,7 +39,7 @@ def main() -> int:
 
     os.environ.update(ENVIRONMENT, VLLM_LOGGING_LEVEL="ERROR", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as model:
-        _write_model(model)
+        write_model(model)
         totals = soak(model, arguments.drafts, arguments.minutes * 60, arguments.seed)
     for kind, count in sorted(totals.items()):
         print(f"{count:10d} {kind}")
@@ -51,8 +50,7 @@ def main() -> int:
 
 def soak(model: str, drafts: str, seconds: float, seed: int) -> Counter[str]:
     """Counts of the arm with UlaCache; ends at the first leak."""
-    for module in PRELOADED:  # once, for both arms
-        importlib.import_module(module)
+    preload()
     totals: Counter[str] = Counter()
     totals.update({"stories that differ": 0, "leaks": 0})
     without, with_ula = arms = [_Arm(model, drafts, ula) for ula in (False, True)]
@@ -102,12 +100,6 @@ def _serve(pipe: Connection, model: str, drafts: str, ula: bool) -> None:
             except AssertionError as error:
                 leak = str(error) or "something is left at rest"
             pipe.send((played, leak))
-
-
-def _write_model(directory: str) -> None:
-    from vllm_ula.tiny_model import TinyModelOptions, write_tiny_model
-
-    write_tiny_model(directory, TinyModelOptions(layers=2, topk=32, mtp=1))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Ask(Enum):
     STRUCTURED = "structured output"
 
 
+MAX_PROMPT = 180
 PREFIXES, ABORTED = 12, 0.45  # documents in circulation; share of requests that are aborted
 CHOICES = ["alpha beta", "gamma delta epsilon", "zeta"]
 
@@ -62,7 +63,6 @@ class Story:
     seed: int
     num_requests: int
     drafts: bool = True
-    max_prompt: int = 180
     requests: list[Request] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Story:
             Ask.STOP: {"stop": [rng.choice(string.ascii_letters) for _ in range(6)]},
             Ask.IGNORE_EOS: {"ignore_eos": True},
         }.get(ask, {})
-        return Request(step, prompt[: self.max_prompt], ask, sampling, rng.randrange(3), abort)
+        return Request(step, prompt[:MAX_PROMPT], ask, sampling, rng.randrange(3), abort)
 
 
 def _text(rng: random.Random, length: int) -> list[int]:

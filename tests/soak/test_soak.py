@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from engine.harness import in_children
-from soak.driver import MTP, NGRAM, Played, play_all
+from soak.driver import MTP, NGRAM, Played, play_all, write_model
 from soak.story import Ask, Stage, Story
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.long]
@@ -23,11 +23,9 @@ TOTALS: Counter[str] = Counter()
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two layers, top-k 32, an MTP layer: short requests already read a part of their history."""
-    from vllm_ula.tiny_model import TinyModelOptions, write_tiny_model
-
+    """The model of all stories."""
     directory = tmp_path_factory.mktemp("tiny")
-    write_tiny_model(directory, TinyModelOptions(layers=2, topk=32, mtp=1))
+    write_model(directory)
     return str(directory)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vllm_ula.attention.impl import Pending
 from vllm_ula.attention.metadata import UlaMetadata
-from vllm_ula.records import Call, Homes, LayerRows
+from vllm_ula.records import Call, LayerRows
 from vllm_ula.step import Domain, run, write
 
 
@@ -50,18 +50,18 @@ class RowStore:
         if pending is None:
             pending = Pending(self.rows.device[:0], torch.empty(0, dtype=torch.int64))
         kept = pending.slots >= 0
-        homes = self._plan(metadata, pending.slots, kept, topk) if self.layer == 0 else None
-        homes = homes or self.domain.homes
+        if self.layer == 0:
+            self._plan(metadata, pending.slots, kept, topk)
+        homes = self.domain.homes
         write(self.rows, homes.written, pending.rows[kept])
         return homes.selected
 
-    def _plan(self, metadata: UlaMetadata, slots: Tensor, kept: Tensor, topk: Tensor) -> Homes:
+    def _plan(self, metadata: UlaMetadata, slots: Tensor, kept: Tensor, topk: Tensor) -> None:
         """Run the domain's step for all its layers."""
-        selection = metadata.selection(topk)
         call = Call(
             written=slots[kept],
             written_by_decode=metadata.decode[: kept.numel()][kept],
-            selection=selection,
+            selection=metadata.selection(topk),
             decode=metadata.decode,
         )
-        return run(self.domain, call)
+        run(self.domain, call)
