@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env demo test test-long check format bench matrix soak clean
+.PHONY: help env demo test check format bench matrix soak clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -31,10 +31,7 @@ demo: $(STAMP) ## Serve long prompts from a small device pool; MODEL=dir serves 
 	$(PYTHON) -m examples.demo
 
 test: $(STAMP) ## Run all tests
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "not long" --numprocesses 2 --dist loadfile
-
-test-long: $(STAMP) ## Run the tests `make test` leaves out: kills, 2,000 requests, 1 to 4 drafts
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m long
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 
 check: $(STAMP) ## Check format, lint, types and the rules of the repository
 	$(PYTHON) -m ruff format --check

@@ -25,7 +25,7 @@ from matrix.cells import workload
 
 from vllm_ula.capacity import min_device_slots
 
-pytestmark = [pytest.mark.engine, pytest.mark.long]
+pytestmark = pytest.mark.engine
 
 DRAFTS = {
     "n-gram 1": drafting("ngram", 1),
@@ -83,7 +83,7 @@ def test_same_tokens_and_the_same_drafts_accepted(model: str, name: str) -> None
     assert accepted > 0
     assert rejected > 0
     if name.startswith("MTP"):
-        assert 0.1 <= accepted / (accepted + rejected) <= 0.8
+        assert 0.2 <= accepted / (accepted + rejected) <= 0.8
     assert max(found.leases) >= drafts["num_speculative_tokens"]
     # Drafts are rows of their step like any other; what does not fit beside them is read in place.
     assert found.values["read_in_place_rows.host"] > 0

@@ -39,7 +39,7 @@ from server.harness import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 UNTIL_S = 200.0
 HOLD_S = 3.0  # for which clients stay after SIGTERM

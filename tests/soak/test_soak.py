@@ -10,13 +10,13 @@ from engine.harness import in_children
 from soak.driver import MTP, NGRAM, Played, play_all, write_model
 from soak.story import Ask, Stage, Story
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 # The drafts of each engine, the story's seed and its requests: 2,000 in all.
 STORIES: dict[str, tuple[dict[str, Any] | None, Story]] = {
-    "MTP": (MTP, Story(1, 900)),
-    "n-gram": (NGRAM, Story(2, 600)),
-    "none": (None, Story(3, 500, drafts=False)),
+    "MTP": (MTP, Story(1, 1000)),
+    "n-gram": (NGRAM, Story(2, 300)),
+    "none": (None, Story(3, 700, drafts=False)),
 }
 TOTALS: Counter[str] = Counter()
 

@@ -8,8 +8,9 @@ What the draw is arranged for:
 * Completions are ASCII and as long as was asked for. Hidden states keep a positive mean, because
   embeddings have one and what layers add has none, and the unprintable tokens, end-of-text among
   them, lean away from it.
-* About a third of the drafts are right: after a printable byte the next one (`b` after `a`) is
-  favoured, by the main model and by MTP layers.
+* Drafts are right often enough: after a printable byte the next one (`b` after `a`) is favoured,
+  by the main model and by MTP layers. 45 % of the drafts of `num_speculative_tokens` 1 are
+  accepted, 24 % of those of 4.
 """
 
 import hashlib
@@ -121,7 +122,7 @@ def _head_leaning(embedding: torch.Tensor) -> torch.Tensor:
     leaning = torch.full((VOCAB, HIDDEN), -0.3)
     direction = embedding - embedding.mean(1, keepdim=True)
     direction /= direction.norm(dim=1, keepdim=True)
-    leaning[PRINTABLE] = 1.25 * direction[PRINTABLE].roll(1, dims=0)
+    leaning[PRINTABLE] = 2.0 * direction[PRINTABLE].roll(1, dims=0)
     return leaning
 
 
