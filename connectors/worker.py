@@ -13,10 +13,13 @@ from vllm.logger import init_logger
 from vllm_ula.attention.impl import UlaSparseMlaImpl
 from vllm_ula.attention.store import RowStore
 from vllm_ula.block_manager import UlaKVCacheConfig
-from vllm_ula.compat import make_planner, ula_config
+from vllm_ula.compat import ula_config
 from vllm_ula.config import check_every_step
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.metrics import UlaStats
+from vllm_ula.planner.make import make_planner
+from vllm_ula.planning import Scratch
+from vllm_ula.planning.compiled import CompiledPlanning, warm_up
 from vllm_ula.pools import HostPool
 from vllm_ula.records import LayerRows
 from vllm_ula.residency import Residency
@@ -76,23 +79,30 @@ class UlaWorker:
         row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
         num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
         self.pool = HostPool(num_host, row_bytes)
-        marks = torch.zeros(num_device + num_host, dtype=torch.bool)
-        domains: dict[int, Domain] = {}
+        self._warm_up()
+        group: object = None
+        scratch = Scratch(torch.zeros(num_device + num_host, dtype=torch.uint8))
         for index, (name, impl) in enumerate(impls.items()):
             if impl.index_group_index == 0:
-                domains[id(impl.index_group)] = Domain(
-                    residency=Residency(num_device, num_host),
-                    planner=make_planner(self._config, num_device),
-                    layers=[],
-                    marks=marks,
-                )
-            domain = domains[id(impl.index_group)]
+                planner = make_planner(self._config, num_device)
+                residency = Residency(num_device, num_host)
+                self.domains.append(Domain(CompiledPlanning(residency, planner, scratch), []))
+                group = impl.index_group
+            # Layers of a group are neighbours: its homes lie in scratch memory until the next one.
+            assert impl.index_group is group
+            domain = self.domains[-1]
             assert len(domain.layers) == impl.index_group_index
             host = self.pool.rows(index, device[name].dtype)
             domain.layers.append(LayerRows(name, device[name], host))
             impl.bind(RowStore(domain, impl.index_group_index, self.serving))
             self._impls.append(impl)
-        self.domains = list(domains.values())
+
+    def _warm_up(self) -> None:
+        """Compile, or load what was compiled before, so that the first request does not pay."""
+        start = time.perf_counter()
+        warm_up(make_planner(self._config, 64))
+        seconds = time.perf_counter() - start
+        logger.info("UlaCache: planner %s compiled in %.1f s", self._config.planner, seconds)
 
     def serving(self) -> bool:
         """Whether the current forward call serves requests rather than warming up."""
@@ -105,7 +115,7 @@ class UlaWorker:
         if metadata.dead_blocks:
             blocks = torch.tensor(metadata.dead_blocks, dtype=torch.int64)
             for domain in self.domains:
-                domain.residency.mark_dead(blocks, self._capacity.block_size)
+                domain.planning.bury(blocks, self._capacity.block_size)
 
     def end_step(self) -> None:
         """The step's forward calls are done."""

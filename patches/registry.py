@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vllm_ula.patches import (
     cpu_indexer,
+    cpu_kernel_overrides,
     cpu_platform,
     cpu_rotary,
     cpu_seeded_sampling,
@@ -25,4 +26,5 @@ ON_CPU: tuple[Patch, ...] = (
     *cpu_indexer.PATCHES,
     *cpu_seeded_sampling.PATCHES,
     *cpu_spec_decode.PATCHES,
+    *cpu_kernel_overrides.PATCHES,
 )

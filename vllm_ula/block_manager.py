@@ -18,7 +18,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MLAAttentionS
 
 from vllm_ula import capacity
 from vllm_ula.capacity import Capacity, TokenBytes
-from vllm_ula.compat import min_device_slots, planner_class, ula_config
+from vllm_ula.compat import min_device_slots, ula_config
+from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
 from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 
 logger = init_logger("vllm.vllm_ula")
@@ -69,12 +70,12 @@ def token_bytes(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]) -> Token
         else:
             rows += per_token
             domains += isinstance(spec, MLAAttentionSpec) and spec.is_index_group_leader
-    planner = planner_class(ula_config(vllm_config).planner)
+    planner = BYTES_PER_DEVICE_SLOT[ula_config(vllm_config).planner]
     return TokenBytes(
         rows=rows,
         index_keys=index_keys,
         map_logical=domains * MAP_BYTES_PER_LOGICAL_SLOT + SCRATCH_BYTES_PER_LOGICAL_SLOT,
-        map_device=domains * (MAP_BYTES_PER_DEVICE_SLOT + planner.bytes_per_device_slot),
+        map_device=domains * (MAP_BYTES_PER_DEVICE_SLOT + planner),
     )
 
 

@@ -10,7 +10,6 @@ from vllm_ula.config import UlaConfig, check_every_step
 from vllm_ula.errors import ConfigError, VersionError
 from vllm_ula.host_memory import available_host_bytes, check_host_memory
 from vllm_ula.models import DSA, check_index_share, check_supported, geometry, row_type
-from vllm_ula.planner import PbLru, Planner, TimestampLru
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 CONNECTOR, MULTI = "ula", "MultiConnector"
 VERSIONS = ">=0.32,<0.34"
 _LOWEST, _BEYOND = (0, 32), (0, 34)
-
-_PLANNERS: dict[str, type[Planner]] = {"pb_lru": PbLru, "timestamp_lru": TimestampLru}
 
 
 def check_version(version: str) -> None:
@@ -30,18 +27,6 @@ def check_version(version: str) -> None:
         found = (0, 0)
     if not _LOWEST <= found < _BEYOND:
         raise VersionError(f"vllm-ula supports vLLM {VERSIONS}, found {version}")
-
-
-def planner_class(name: str) -> type[Planner]:
-    """The class of a planner by its setting."""
-    return _PLANNERS[name]
-
-
-def make_planner(config: UlaConfig, num_device: int) -> Planner:
-    """The planner of one domain."""
-    if config.planner == "pb_lru":
-        return PbLru(num_device, config.recency_buckets)
-    return planner_class(config.planner)(num_device)
 
 
 def _connectors(vllm_config: VllmConfig) -> list[dict[str, Any]]:

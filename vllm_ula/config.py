@@ -9,7 +9,8 @@ from typing import Any
 
 from vllm_ula.errors import ConfigError
 
-PLANNERS = ("pb_lru", "timestamp_lru")
+PLANNERS = ("pb_lru", "timestamp_lru", "hash_lru")
+BUCKET_AGES = ("admitted", "touched", "calls")
 CHECK_VARIABLE = "VLLM_ULA_CHECK"
 
 
@@ -22,8 +23,11 @@ class UlaConfig:
             device-only cache.
         device_gib: at most this many GiB of device memory for KV; None takes what vLLM offers.
         device_slots: fixes the device rows of each layer instead (tests, experiments).
-        planner: who gives up device rows: `pb_lru` or `timestamp_lru`.
+        planner: who gives up device rows: `pb_lru`, `timestamp_lru` (exact) or `hash_lru`.
         recency_buckets: buckets of `pb_lru`, the cold one included.
+        bucket_age: what fills a bucket of `pb_lru`: rows `admitted` (given new bytes), rows
+            `touched` (hits too), or one of the `calls`.
+        hash_buckets: buckets of `hash_lru`, a power of two.
     """
 
     host_gib: float = 0.0
@@ -31,6 +35,8 @@ class UlaConfig:
     device_slots: int | None = None
     planner: str = "pb_lru"
     recency_buckets: int = 64
+    bucket_age: str = "admitted"
+    hash_buckets: int = 64
 
     def __post_init__(self) -> None:
         _number("host_gib", self.host_gib, "must be >= 0 GiB", self.host_gib_ok(), 4)
@@ -47,12 +53,13 @@ class UlaConfig:
                     f"fixes the device pool, which device_gib={self.device_gib} sizes too",
                     "one of the two",
                 )
-        if self.planner not in PLANNERS:
-            raise ConfigError(
-                "planner", self.planner, f"must be one of {', '.join(PLANNERS)}", PLANNERS[0]
-            )
+        _one_of("planner", self.planner, PLANNERS)
+        _one_of("bucket_age", self.bucket_age, BUCKET_AGES)
         ok = _is_int(self.recency_buckets) and 2 <= self.recency_buckets <= 65536
         _number("recency_buckets", self.recency_buckets, "must be a whole number 2..65536", ok, 64)
+        buckets = self.hash_buckets
+        ok = _is_int(buckets) and 1 <= buckets <= 65536 and buckets & (buckets - 1) == 0
+        _number("hash_buckets", buckets, "must be a power of two up to 65536", ok, 64)
 
     def host_gib_ok(self) -> bool:
         """Whether host_gib is a finite number >= 0."""
@@ -95,6 +102,11 @@ def _is_int(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return _is_int(value) or (isinstance(value, float) and abs(value) < float("inf"))
+
+
+def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(key, value, f"must be one of {', '.join(allowed)}", allowed[0])
 
 
 def _number(key: str, value: object, rule: str, ok: bool, works: object) -> None:

@@ -109,20 +109,18 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """What a call will do, decided before anything is changed.
+    """What a call will do, decided before the map changes.
 
     Attributes:
         exchange: the one exchange of the call; may be empty.
-        touched: device rows the call reads where they are.
-        admitted: device rows that get new bytes, by a write where they are or as victims.
-        promoted: int64 `[p]` distinct logical slots read from device rows.
-        in_place: int64 `[r]` distinct selected logical slots read where they live.
+        homes: of the call's rows before the exchange.
+        promoted: distinct selected rows that are read from device rows.
+        in_place: int64 `[r]` distinct selected logical slots that are read where they live.
     """
 
     exchange: Exchange
-    touched: DeviceSlots
-    admitted: DeviceSlots
-    promoted: Tensor
+    homes: Homes
+    promoted: int
     in_place: Tensor
 
 

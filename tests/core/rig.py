@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from unittest import mock
@@ -12,6 +13,10 @@ from torch import Tensor
 from vllm_ula import step
 from vllm_ula.kernels.reference.gather import gather
 from vllm_ula.planner import Planner
+from vllm_ula.planner.stamps import StampPlanner
+from vllm_ula.planning import Planning, Scratch
+from vllm_ula.planning.compiled import CompiledPlanning
+from vllm_ula.planning.reference import ReferencePlanning
 from vllm_ula.records import Call, Counts, Exchange, LayerRows
 from vllm_ula.residency import Residency
 from vllm_ula.transfer import transfer
@@ -31,19 +36,31 @@ class Stepped:
 
     @property
     def incoming(self) -> list[int]:
-        return self.exchange.incoming.tolist()
+        return sorted(self.exchange.incoming.tolist())
 
     @property
     def victims(self) -> list[int]:
-        return self.exchange.victims.index.tolist()
+        return sorted(self.exchange.victims.index.tolist())
 
     @property
-    def fetch(self) -> list[bool]:
-        return self.exchange.fetch.tolist()
+    def fetched(self) -> list[int]:
+        return sorted(self.exchange.incoming[self.exchange.fetch].tolist())
 
     @property
-    def write_back(self) -> list[bool]:
-        return self.exchange.write_back.tolist()
+    def written_back(self) -> list[int]:
+        return sorted(self.exchange.victims.index[self.exchange.write_back].tolist())
+
+
+def make_domain(
+    residency: Residency,
+    planner: Planner,
+    layers: list[LayerRows],
+    planning: type[Planning] | None = None,
+) -> step.Domain:
+    """A domain planned as its planner suggests: compiled, or by the reference."""
+    if planning is None:
+        planning = CompiledPlanning if isinstance(planner, StampPlanner) else ReferencePlanning
+    return step.Domain(planning(residency, planner, Scratch.of(residency)), layers)
 
 
 class Rig:
@@ -56,6 +73,7 @@ class Rig:
         num_host: int,
         num_layers: int = 1,
         block_size: int = 1,
+        planning: type[Planning] | None = None,
     ) -> None:
         self.layers = [
             LayerRows(
@@ -66,8 +84,7 @@ class Rig:
             for i in range(num_layers)
         ]
         self.residency = Residency(num_device, num_host)
-        marks = torch.zeros(num_device + num_host, dtype=torch.bool)
-        self.domain = step.Domain(self.residency, planner(num_device), self.layers, marks)
+        self.domain = make_domain(self.residency, planner(num_device), self.layers, planning)
         self.block_size = block_size
         self.truth: dict[int, int] = {}
         self.tags = 0
@@ -98,7 +115,7 @@ class Rig:
         with mock.patch.object(step, "transfer", wraps=transfer) as spy:
             homes = step.run(self.domain, call)
         spy.assert_called_once()
-        exchange = spy.call_args.args[1]
+        exchange = copy.deepcopy(spy.call_args.args[1])
         self._check_moves(before, exchange)
 
         for slot in write:
@@ -117,7 +134,7 @@ class Rig:
             self.step([slot], decode=False)
 
     def die(self, blocks: Sequence[int]) -> None:
-        self.residency.mark_dead(torch.tensor(blocks, dtype=torch.int64), self.block_size)
+        self.domain.planning.bury(torch.tensor(blocks, dtype=torch.int64), self.block_size)
         for block in blocks:
             for slot in range(block * self.block_size, (block + 1) * self.block_size):
                 self.truth.pop(slot, None)
@@ -137,7 +154,6 @@ class Rig:
     def check(self) -> None:
         """The invariants that hold between calls."""
         self.domain.check_integrity()
-        assert not self.domain.marks.any()
         counts = self.domain.counts
         in_place = counts.in_place_device + counts.in_place_host
         assert counts.selected == counts.hits + counts.fetched + in_place

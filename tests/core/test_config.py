@@ -18,7 +18,11 @@ BAD = [
         for value in (0, -64, 64.0, "64", True)
     ),
     *(
-        ("planner", value, f"planner={value}: must be one of pb_lru, timestamp_lru; use pb_lru")
+        (
+            "planner",
+            value,
+            f"planner={value}: must be one of pb_lru, timestamp_lru, hash_lru; use pb_lru",
+        )
         for value in ("lru", "PB_LRU", "", None, 1, ["pb_lru"])
     ),
     *(
@@ -31,10 +35,26 @@ BAD = [
     ),
     *(
         (
+            "bucket_age",
+            value,
+            f"bucket_age={value}: must be one of admitted, touched, calls; use admitted",
+        )
+        for value in ("rows", "", None, 1)
+    ),
+    *(
+        (
+            "hash_buckets",
+            value,
+            f"hash_buckets={value}: must be a power of two up to 65536; use 64",
+        )
+        for value in (0, 3, -4, 131072, 8.0, "64", None, True)
+    ),
+    *(
+        (
             key,
             1,
             f"{key}=1: is no setting of ula; use one of host_gib, device_gib, device_slots, "
-            "planner, recency_buckets",
+            "planner, recency_buckets, bucket_age, hash_buckets",
         )
         for key in ("host_gb", "Host_gib", "cpu_bytes_to_use", "")
     ),
@@ -64,7 +84,9 @@ def test_two_sizes_for_one_device_pool_are_refused():
         *(("host_gib", v) for v in (0, 4, 0.25)),
         *(("device_gib", v) for v in (None, 1, 0.001)),
         *(("device_slots", v) for v in (None, 1, 4096)),
-        *(("planner", v) for v in ("pb_lru", "timestamp_lru")),
+        *(("planner", v) for v in ("pb_lru", "timestamp_lru", "hash_lru")),
+        *(("bucket_age", v) for v in ("admitted", "touched", "calls")),
+        *(("hash_buckets", v) for v in (1, 64, 65536)),
         *(("recency_buckets", v) for v in (2, 64, 65536)),
     ],
 )

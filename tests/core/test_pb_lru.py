@@ -1,92 +1,203 @@
 """What is PB-LRU's own: buckets of recency, their ageing, and how close it stays to exact LRU."""
 
 import functools
+from random import Random
 
 import pytest
 import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+from tests.core.rig import make_domain
 from vllm_ula import step
 from vllm_ula.errors import IntegrityError
-from vllm_ula.planner import PbLru, TimestampLru
+from vllm_ula.planner import BucketAge
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.planner.queues import merge
+from vllm_ula.planner.reference import ReferencePbLru
+from vllm_ula.planner.timestamp_lru import TimestampLru
 from vllm_ula.records import Call, DeviceSlots, LayerRows
 from vllm_ula.residency import Residency
+
+
+def slots(*rows):
+    return DeviceSlots(torch.tensor(rows, dtype=torch.int64))
 
 
 def call(lru, *rows):
     """A call that fills these rows."""
     lru.begin_call()
-    lru.admit(DeviceSlots(torch.tensor(rows, dtype=torch.int64)))
+    lru.admit(slots(*rows), slots(*rows).index)
+    lru.check_integrity()
 
 
-def coldest(lru, num):
-    none = torch.zeros(lru.num_device, dtype=torch.bool)
-    return lru.choose(num, none, none).index.tolist()
+def read(lru, *rows):
+    """A call that reads these rows where they are."""
+    lru.begin_call()
+    lru.touch(slots(*rows))
+    lru.check_integrity()
 
 
-def test_a_period_ends_once_its_share_of_rows_was_admitted():
-    lru = PbLru(8, num_buckets=4)  # two rows a bucket
+def levels(lru):
+    return lru.levels().tolist() if isinstance(lru, PbLru) else lru.ranks().tolist()
+
+
+@pytest.fixture(params=[PbLru, ReferencePbLru], ids=["compiled", "reference"])
+def pb_lru(request):
+    return request.param
+
+
+def test_a_period_ends_once_its_share_of_rows_was_admitted(pb_lru):
+    lru = pb_lru(8, num_buckets=4)  # two rows a bucket
     call(lru, 0)
     call(lru, 1)
-    assert lru.levels().tolist() == [3, 3, 0, 0, 0, 0, 0, 0]
+    assert levels(lru) == [3, 3, 0, 0, 0, 0, 0, 0]
     call(lru, 2)
-    assert lru.levels().tolist() == [2, 2, 3, 0, 0, 0, 0, 0]
+    assert levels(lru) == [2, 2, 3, 0, 0, 0, 0, 0]
     call(lru, 3, 4, 5)
-    assert lru.levels().tolist() == [2, 2, 3, 3, 3, 3, 0, 0]
+    assert levels(lru) == [2, 2, 3, 3, 3, 3, 0, 0]
 
 
-def test_hits_age_nothing():
+def test_hits_age_nothing(pb_lru):
     """However many hits lie between two evictions, the buckets reach as far back."""
-    lru = PbLru(8, num_buckets=4)
+    lru = pb_lru(8, num_buckets=4)
     call(lru, 0, 1)
     for _ in range(100):
-        lru.begin_call()
-        lru.touch(DeviceSlots(torch.arange(2, 8)))
-    assert lru.levels().tolist() == [2, 2, 3, 3, 3, 3, 3, 3]
+        read(lru, *range(2, 8))
+    assert levels(lru) == [2, 2, 3, 3, 3, 3, 3, 3]
 
 
-def test_a_call_is_never_split_over_two_periods():
-    lru = PbLru(8, num_buckets=4)
+def test_hits_fill_buckets_that_age_by_touched_rows(pb_lru):
+    lru = pb_lru(8, 4, BucketAge.TOUCHED)
+    for row in range(6):
+        read(lru, row)
+    assert levels(lru) == [1, 1, 2, 2, 3, 3, 0, 0]
+
+
+def test_every_call_is_a_period_of_buckets_that_age_by_calls(pb_lru):
+    lru = pb_lru(8, 4, BucketAge.CALLS)
+    for rows in ([0, 1], [2], [], [3]):
+        read(lru, *rows)
+    assert levels(lru) == [0, 0, 1, 3, 0, 0, 0, 0]
+
+
+def test_a_call_is_never_split_over_two_periods(pb_lru):
+    lru = pb_lru(8, num_buckets=4)
     call(lru, *range(8))
-    assert lru.levels().tolist() == [3] * 8
+    assert levels(lru) == [3] * 8
 
 
-def test_a_row_used_again_moves_to_the_open_bucket():
-    lru = PbLru(4, num_buckets=4)
+def test_a_row_used_again_moves_to_the_open_bucket(pb_lru):
+    lru = pb_lru(4, num_buckets=4)
     for rows in ([0], [1], [0]):
         call(lru, *rows)
-    assert lru.levels().tolist() == [3, 2, 0, 0]
+    assert levels(lru) == [3, 2, 0, 0]
 
 
-def test_rows_grow_cold_after_all_buckets_and_are_not_told_apart():
-    lru = PbLru(4, num_buckets=4)
+def test_rows_grow_cold_after_all_buckets_and_are_not_told_apart(pb_lru):
+    lru = pb_lru(4, num_buckets=4)
     for row in (3, 2, 1, 0, 0, 0):
         call(lru, row)
-    assert lru.levels().tolist() == [3, 0, 0, 0]
-    assert coldest(lru, 4) == [1, 2, 3, 0]  # exact LRU: 3, 2, 1, 0
+    assert levels(lru) == [3, 0, 0, 0]
 
 
-def test_rows_of_one_bucket_go_by_slot():
-    lru = PbLru(6, num_buckets=2)
-    call(lru, 5, 0, 3)
-    assert coldest(lru, 6) == [1, 2, 4, 0, 3, 5]
-
-
-def test_more_buckets_than_rows_is_exact_as_far_as_the_buckets_reach():
-    lru = PbLru(3, num_buckets=64)
+def test_more_buckets_than_rows_is_exact_as_far_as_the_buckets_reach(pb_lru):
+    lru = pb_lru(3, num_buckets=64)
     for row in (1, 2, 0, 1):
         call(lru, row)
-    assert coldest(lru, 3) == [2, 0, 1]
+    lru.begin_call()
+    assert lru.choose(torch.arange(1)).index.tolist() == [2]
+    assert sorted(lru.choose(torch.arange(2)).index.tolist()) == [0, 2]
 
 
 def test_integrity_sees_a_row_from_the_future():
     lru = PbLru(4)
-    lru.bucket[2] = lru.period + 1
-    with pytest.raises(IntegrityError, match="after the open one"):
+    lru.stamp[2] = lru.clock + 2
+    with pytest.raises(IntegrityError, match="after the clock"):
         lru.check_integrity()
 
 
-def test_the_bytes_charged_are_the_bytes_of_the_array():
-    assert PbLru(4).bucket.element_size() == PbLru.bytes_per_device_slot
+def test_integrity_sees_a_row_in_two_queues():
+    lru = PbLru(8)
+    lru.queues.arrays[0][0, 1] = 0
+    with pytest.raises(IntegrityError, match="every device row once"):
+        lru.check_integrity()
+
+
+def test_integrity_sees_a_row_in_a_bucket_it_has_not_reached():
+    lru = PbLru(4, num_buckets=4)
+    call(lru, 0)
+    call(lru, 1)
+    merge(*lru.queues.arrays, lru.period % 4, lru.cold)
+    with pytest.raises(IntegrityError, match="a bucket after its own"):
+        lru.check_integrity()
+
+
+@settings(
+    max_examples=125, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
+@given(
+    num_device=st.integers(1, 48),
+    num_buckets=st.sampled_from([2, 3, 8, 64]),
+    age=st.sampled_from(BucketAge),
+    seed=st.integers(0, 2**32),
+)
+def test_the_compiled_one_equals_its_reference(num_device, num_buckets, age, seed):
+    """10^5 calls: the same number of victims from each bucket, and now and then all buckets."""
+    compiled = PbLru(num_device, num_buckets, age)
+    reference = ReferencePbLru(num_device, num_buckets, age)
+    random, rows = Random(seed), range(num_device)
+    few = max(num_device // random.choice([1, 2, 8]), 1)
+    for number in range(800):
+        read = random.sample(rows, random.randrange(few + 1))
+        admitted = random.sample(rows, random.randrange(min(few, 4) + 1))
+        dying = random.sample(rows, random.choice([0, 0, 0, 1, few]))
+        for lru in (compiled, reference):
+            lru.bury(slots(*dying))
+            lru.begin_call()
+            lru.admit(slots(*admitted), slots(*admitted).index)
+            lru.touch(slots(*read))
+        assert compiled.num_current() == reference.num_current()
+        wanted = random.randrange(num_device - reference.num_current() + 1)
+        if wanted:
+            incoming = torch.arange(wanted)
+            victims = compiled.choose(incoming)
+            assert len(set(victims.index.tolist())) == wanted
+            ranks = reference.ranks().masked_fill(reference.dead(), -1)
+            expected = ranks[reference.choose(incoming).index].sort().values
+            assert torch.equal(ranks[victims.index].sort().values, expected)
+            assert not {*victims.index.tolist()} & {*read, *admitted}
+            for lru in (reference, compiled):
+                lru.admit(victims, incoming)
+        if number % 16 == 0:
+            assert levels(compiled) == levels(reference)
+            assert torch.equal(compiled.dead(), reference.dead())
+            compiled.check_integrity()
+
+
+@pytest.mark.parametrize("num_device", [1 << 10, 1 << 14])
+def test_looking_for_victims_does_not_grow_with_the_pool(num_device):
+    """Rows that are looked at: m, the buckets, and each row used since; counted, not timed."""
+    lru = PbLru(num_device, num_buckets=64)
+    call(lru, *range(num_device))
+    looked_at = []
+    for number in range(200):
+        used = random_rows(num_device, 16, number)
+        lru.begin_call()
+        lru.touch(used)
+        before = lru.looked_at
+        victims = lru.choose(torch.arange(8))
+        lru.admit(victims, torch.arange(8))
+        looked_at.append(lru.looked_at - before)
+    # The first search finds that the one call of all rows has emptied the cold queue. Then it is
+    # 8 victims a call, and the 16 rows an earlier one has read, once each.
+    assert looked_at[0] <= num_device + 8
+    assert sum(looked_at[1:]) <= 200 * (8 + 16)
+
+
+def random_rows(num_device, num, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return DeviceSlots(torch.randperm(num_device, generator=generator)[:num])
 
 
 def skewed_trace(history, topk, calls):
@@ -103,9 +214,10 @@ def skewed_trace(history, topk, calls):
 def hit_rate(planner, selections, num_device, history):
     residency = Residency(num_device, history - num_device)
     rows = LayerRows("l", torch.zeros(num_device, 1), torch.zeros(history - num_device, 1))
-    domain = step.Domain(residency, planner, [rows], torch.zeros(history, dtype=torch.bool))
-    residency.mark_live(torch.arange(history))
+    domain = make_domain(residency, planner, [rows])
     nothing, decode = torch.empty(0, dtype=torch.int64), torch.ones(1, dtype=torch.bool)
+    every = torch.arange(history)
+    step.run(domain, Call(every, decode.expand(history) & False, nothing.view(0, 0), decode[:0]))
     for selection in selections:
         step.run(domain, Call(nothing, nothing.bool(), selection.unsqueeze(0), decode))
         domain.check_integrity()

@@ -9,10 +9,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.core.rig import Rig, expected_promotion
 from vllm_ula.capacity import min_device_slots
-from vllm_ula.planner import PbLru, TimestampLru
+from vllm_ula.planner.hash_lru import HashLru
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.planner.reference import ReferencePbLru, ReferenceTimestampLru
+from vllm_ula.planner.timestamp_lru import TimestampLru
 
 BLOCK = 2
-PLANNERS = [PbLru, functools.partial(PbLru, num_buckets=2), TimestampLru]
+PLANNERS = [
+    PbLru,
+    functools.partial(PbLru, num_buckets=2),
+    TimestampLru,
+    functools.partial(HashLru, num_buckets=4),
+    ReferencePbLru,
+    ReferenceTimestampLru,
+]
 
 anything = st.integers(0, 255)
 flags = st.lists(st.booleans(), min_size=6, max_size=6)

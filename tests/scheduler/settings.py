@@ -23,7 +23,8 @@ from vllm.config import (
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MLAAttentionSpec
 
 from vllm_ula.block_manager import UlaKVCacheConfig
-from vllm_ula.planner import PbLru, Planner
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.planner.stamps import StampPlanner
 from vllm_ula.tiny_model import TinyModelOptions
 from vllm_ula.tiny_model.checkpoint import model_config
 
@@ -60,7 +61,7 @@ class Settings:
     deferred: bool = True
     new_runner: bool = False
     topk: int = 6
-    planner: Callable[[int], Planner] = PbLru
+    planner: Callable[[int], StampPlanner] = PbLru
 
     @property
     def num_device(self) -> int:

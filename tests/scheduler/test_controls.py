@@ -105,7 +105,7 @@ def test_the_bytes_a_false_death_loses_are_seen(rig: Rig) -> None:
             rig.worker.domain,
             step.Call(nobody, nobody.bool(), selection, torch.ones(1, dtype=torch.bool)),
         )
-    rig.worker.residency.live = live
+    rig.worker.residency.live.copy_(live)
     goes_red(rig, "check_reads", "a wrong row is read")
 
 

@@ -16,7 +16,10 @@ from vllm.v1.request import RequestStatus
 
 from vllm_ula import step
 from vllm_ula.errors import NotEnoughVictims
-from vllm_ula.planner import PbLru, Planner, TimestampLru
+from vllm_ula.planner import Planner
+from vllm_ula.planner.hash_lru import HashLru
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.planner.timestamp_lru import TimestampLru
 from vllm_ula.records import Call, DeviceSlots
 
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -129,18 +132,17 @@ def test_k01_two_cached_prompts_that_do_not_fit_together_both_finish(
     assert seen["hit on host"] >= seen["hit blocks"] - settings.device_blocks
 
 
-@pytest.mark.parametrize("planner", [PbLru, TimestampLru])
+@pytest.mark.parametrize("planner", [PbLru, TimestampLru, HashLru])
 def test_k03_too_many_victims_are_refused_at_once(planner: type[Planner]) -> None:
     """LMCache#2942: nothing waits for a victim that cannot come, and nothing has changed."""
     chooser = planner(8)
     chooser.begin_call()
-    chooser.admit(DeviceSlots(torch.arange(5)))
+    rows = torch.arange(5)
+    chooser.admit(DeviceSlots(rows), rows)
+    assert len(chooser.choose(rows[:3])) == 3
     before = repr(vars(chooser))
-    protected = torch.arange(8) > 2
-    dead = torch.zeros(8, dtype=torch.bool)
-    assert len(chooser.choose(3, dead, protected)) == 3
     with pytest.raises(NotEnoughVictims, match="4 victims asked, 3 device rows"):
-        chooser.choose(4, dead, protected)
+        chooser.choose(rows[:4])
     assert repr(vars(chooser)) == before
 
 

@@ -13,7 +13,9 @@ from scheduler.rig import Rig
 from scheduler.settings import Settings
 from vllm.v1.request import RequestStatus
 
-from vllm_ula.planner import PbLru, TimestampLru
+from vllm_ula.planner.hash_lru import HashLru
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.planner.timestamp_lru import TimestampLru
 
 STORIES = 24
 
@@ -55,7 +57,7 @@ def draw(rng: random.Random, lag: int) -> Settings:
         deferred=rng.random() < 0.7,
         new_runner=rng.random() < 0.3,
         topk=rng.choice((1, 3, 8)),
-        planner=rng.choice((PbLru, TimestampLru)),
+        planner=rng.choice((PbLru, TimestampLru, HashLru)),
     )
 
 

@@ -17,6 +17,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from vllm_ula import step
 from vllm_ula.kernels.reference.gather import gather
+from vllm_ula.planning import Scratch
+from vllm_ula.planning.compiled import CompiledPlanning
 from vllm_ula.records import Call, Counts, LayerRows
 from vllm_ula.residency import Residency
 
@@ -70,9 +72,9 @@ class Worker:
             )
             for i in range(2)
         ]
-        marks = torch.zeros(num_device + num_host, dtype=torch.bool)
         planner = settings.planner(num_device)
-        self.domain = step.Domain(self.residency, planner, self.layers, marks)
+        planning = CompiledPlanning(self.residency, planner, Scratch.of(self.residency))
+        self.domain = step.Domain(planning, self.layers)
         self.truth = torch.full((num_device + num_host,), POISON)
         self.roots: dict[str, int] = {}
         self.known: dict[str, Known] = {}
@@ -81,7 +83,7 @@ class Worker:
     def begin_step(self, dead_blocks: Sequence[int]) -> None:
         """Apply deaths, in step order, before anything of the step is written."""
         blocks = torch.tensor(dead_blocks, dtype=torch.int64)
-        self.residency.mark_dead(blocks, self.settings.block_size)
+        self.domain.planning.bury(blocks, self.settings.block_size)
 
     def execute(self, output: SchedulerOutput) -> tuple[ModelRunnerOutput, DraftTokenIds]:
         """Run a step: write, exchange, read, sample, draft."""
@@ -121,7 +123,6 @@ class Worker:
     def check_rows(self) -> None:
         """The invariants, and that every live row holds what was last written to it."""
         self.domain.check_integrity()
-        assert not self.domain.marks.any()
         live = self.residency.live.nonzero().squeeze(1)
         assert self.wrong_rows(self.residency.homes(live), self.truth[live]) == 0, "a row is lost"
 

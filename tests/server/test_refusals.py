@@ -79,7 +79,7 @@ REFUSALS = {
     "unknown key": Refusal(
         settings(host_gb=4),
         CONFIG_ERROR + "host_gb=4: is no setting of ula; use one of host_gib, device_gib, "
-        "device_slots, planner, recency_buckets",
+        "device_slots, planner, recency_buckets, bucket_age, hash_buckets",
     ),
     "negative host": Refusal(
         settings(host_gib=-1), CONFIG_ERROR + "host_gib=-1: must be >= 0 GiB; use 4"
@@ -110,7 +110,7 @@ REFUSALS = {
     ),
     "unknown planner": Refusal(
         settings(planner="lru"),
-        CONFIG_ERROR + "planner=lru: must be one of pb_lru, timestamp_lru; use pb_lru",
+        CONFIG_ERROR + "planner=lru: must be one of pb_lru, timestamp_lru, hash_lru; use pb_lru",
     ),
     "too few recency buckets": Refusal(
         settings(recency_buckets=1),

@@ -1,7 +1,16 @@
-"""Planners: who gives up a device row when a host row is wanted."""
+"""Planners: who gives up a device row when a host row is wanted.
 
-from vllm_ula.planner.base import Planner
-from vllm_ula.planner.pb_lru import PbLru
-from vllm_ula.planner.timestamp_lru import TimestampLru
+    pb_lru           recency buckets, the default
+    timestamp_lru    exact LRU
+    hash_lru         LRU inside hash buckets
 
-__all__ = ["PbLru", "Planner", "TimestampLru"]
+They are compiled for the CPU; importing one loads numba, importing this package does not.
+`reference.py` has them in plain torch.
+"""
+
+from vllm_ula.planner.base import BucketAge, Planner
+
+# Stamp, flags and stack of every planner; then queues, nothing, or the links of a ring.
+BYTES_PER_DEVICE_SLOT = {"pb_lru": 13 + 12, "timestamp_lru": 13, "hash_lru": 13 + 12}
+
+__all__ = ["BYTES_PER_DEVICE_SLOT", "BucketAge", "Planner"]

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from enum import Enum
 
-import torch
 from torch import Tensor
 
 from vllm_ula.errors import NotEnoughVictims
 from vllm_ula.records import DeviceSlots
 
 
-class Planner(ABC):
-    """Recency of the device rows of one domain.
+class BucketAge(Enum):
+    """What ends a period of PB-LRU, always between two calls."""
 
-    A planner knows device slots only: not what lives in them, not what is dead. Both are
-    arguments, so that choosing never depends on state somebody else keeps up to date.
+    CALLS = "calls"
+    TOUCHED = "touched"
+    ADMITTED = "admitted"
+
+
+class Planner(ABC):
+    """Recency of the device rows of one domain (paper section 5.1).
+
+    Between two `begin_call` lies one forward call. Rows it touches or admits are *current* and no
+    victims until the next one begins.
 
     Args:
         num_device: device rows D, > 0.
-        device: where the recency metadata lives.
     """
 
-    bytes_per_device_slot: int
-
-    def __init__(self, num_device: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, num_device: int) -> None:
         self.num_device = num_device
-        self.device = torch.device(device)
 
     @abstractmethod
     def begin_call(self) -> None:
@@ -34,38 +38,52 @@ class Planner(ABC):
 
     @abstractmethod
     def touch(self, slots: DeviceSlots) -> None:
-        """The current call uses these rows where they are. They become the most recent ones."""
+        """The current call uses these rows where they are."""
 
     @abstractmethod
-    def admit(self, slots: DeviceSlots) -> None:
-        """The current call puts new bytes into these rows, fetched or written: touched, and new."""
-
-    def choose(self, num: int, dead: Tensor, protected: Tensor) -> DeviceSlots:
-        """Choose exactly `num` distinct victims; changes nothing.
-
-        Dead rows come first, then the rows used longest ago; protected rows never.
+    def admit(self, slots: DeviceSlots, owners: Tensor) -> None:
+        """The current call puts new bytes into distinct rows: touched, and dead no longer.
 
         Args:
-            num: victims wanted.
-            dead: bool `[D]`, rows that may be overwritten without a copy.
-            protected: bool `[D]`, rows the current call uses.
-
-        Returns:
-            `num` device slots in the order in which they should be given up.
-
-        Raises:
-            NotEnoughVictims: fewer than `num` rows are unprotected.
+            slots: m device rows.
+            owners: int64 `[m]` logical slots that live in them from now on.
         """
-        available = self.num_device - int(protected.sum())
-        if num > available:
-            raise NotEnoughVictims(num, available)
-        if num == 0:
-            return DeviceSlots(torch.empty(0, dtype=torch.int64, device=self.device))
-        return DeviceSlots(self._coldest(num, dead, protected))
 
     @abstractmethod
-    def _coldest(self, num: int, dead: Tensor, protected: Tensor) -> Tensor:
-        """`choose` for `0 < num <= unprotected rows`: int64 `[num]`."""
+    def bury(self, slots: DeviceSlots) -> None:
+        """What lives in these rows is dead: they may be overwritten without a copy."""
+
+    def choose(self, incoming: Tensor) -> DeviceSlots:
+        """Choose a victim for each incoming row; changes nothing that can be seen.
+
+        Dead rows come first, then those used longest ago, as far as the planner can tell;
+        current rows never.
+
+        Args:
+            incoming: int64 `[m]` logical slots that want a device row.
+
+        Returns:
+            m distinct device slots, of which `slots[j]` goes to `incoming[j]`.
+
+        Raises:
+            NotEnoughVictims: fewer than m rows are not current.
+        """
+        available = self.num_device - self.num_current()
+        if len(incoming) > available:
+            raise NotEnoughVictims(len(incoming), available)
+        return DeviceSlots(self._coldest(incoming))
+
+    @abstractmethod
+    def _coldest(self, incoming: Tensor) -> Tensor:
+        """`choose` for at most as many rows as are not current: int64 `[m]`."""
+
+    @abstractmethod
+    def num_current(self) -> int:
+        """Rows the current call has touched or admitted."""
+
+    @abstractmethod
+    def dead(self) -> Tensor:
+        """Rows buried and not admitted since: bool `[D]`."""
 
     @abstractmethod
     def check_integrity(self) -> None:

@@ -4,77 +4,139 @@
     level            0          |      1     ...   B-2    |  B-1
                    cold         |  older  ->  newer       |  open
 
-A row's bucket is the period in which it was last touched. A period ends at the first call after
-`D / B` rows were admitted in it, so that B buckets together remember as many evictions as the
-pool has rows, however many hits there are between two of them. What is older is cold and not told
-apart any more. Rows the current call uses are protected by the caller; that is the paper's
-current bucket.
+A row's bucket is the period in which it was last used; what is older than B buckets is cold and
+not told apart any more. When a period ends is the setting `bucket_age`, see `BucketAge`.
+
+A hit only stamps its row. Which rows a bucket holds is a queue that may lag behind the stamps:
+every row lies in exactly one queue, of its own bucket or of an older one. Looking for victims
+goes through the queues from cold to open; a row that was used since moves to the queue it belongs
+to. Victims enter the open queue when they are admitted, ahead of the hits of their call: of two
+rows of one bucket, the one used once goes first. m victims cost m + B steps, and one for each row
+used since its queue was last looked through, however large the pool is.
 """
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
-from vllm_ula.planner.base import Planner
+from vllm_ula.planner.base import BucketAge
+from vllm_ula.planner.queues import (
+    TAKEN,
+    Queues,
+    append_all,
+    find_victims,
+    merge,
+    put_back,
+    rows_of,
+)
+from vllm_ula.planner.stamps import Ints, StampPlanner
 from vllm_ula.records import DeviceSlots
 
 
-class PbLru(Planner):
+class PbLru(StampPlanner):
     """Victims dead first, then cold, then bucket by bucket from older to newer.
+
+    Attributes:
+        looked_at: rows looked at in search of victims so far.
 
     Args:
         num_device: device rows D, > 0.
         num_buckets: recency buckets B, >= 2, the cold one included.
-        device: where the recency metadata lives.
+        bucket_age: a period ends after every call, or after the first call with which D / B rows
+            were touched (hits included) or admitted (given new bytes) in it. By admitted rows, B
+            buckets together remember as many evictions as the pool has rows, however many hits
+            there are between two of them.
     """
 
-    bytes_per_device_slot = 4
-
     def __init__(
-        self, num_device: int, num_buckets: int = 64, device: torch.device | str = "cpu"
+        self,
+        num_device: int,
+        num_buckets: int = 64,
+        bucket_age: BucketAge = BucketAge.ADMITTED,
     ) -> None:
-        super().__init__(num_device, device)
+        super().__init__(num_device)
         self.num_buckets = num_buckets
+        self.bucket_age = bucket_age
         self.rows_per_bucket = max(num_device // num_buckets, 1)
         self.period = num_buckets
-        self.admitted = 0
-        self.bucket = torch.zeros(num_device, dtype=torch.int32, device=self.device)
+        self.used = 0
+        self.looked_at = 0
+        self._taken: Ints = np.empty(0, dtype=np.int64)
+        # First stamp of each of the last B periods, by period % B.
+        self.starts: Ints = np.zeros(num_buckets, dtype=np.int64)
+        self.queues = Queues(num_device, num_buckets + 1)
+        append_all(*self.queues.arrays, self.cold, num_device)
+
+    @property
+    def cold(self) -> int:
+        """The queue of the cold rows; those of the other buckets go by period % B."""
+        return self.num_buckets
 
     @override
     def begin_call(self) -> None:
-        if self.admitted >= self.rows_per_bucket:
+        match self.bucket_age:
+            case BucketAge.CALLS:
+                self.used = self.rows_per_bucket
+            case BucketAge.TOUCHED:
+                self.used += self.current
+            case BucketAge.ADMITTED:
+                self.used += self.admitted
+        super().begin_call()
+        if self.used >= self.rows_per_bucket:
+            self.used = 0
             self.period += 1
-            self.admitted = 0
+            # The oldest bucket that is told apart becomes cold; its place is the new period's.
+            oldest = (self.period - self.num_buckets + 1) % self.num_buckets
+            merge(*self.queues.arrays, self.cold, oldest)
+            self.starts[self.period % self.num_buckets] = self.clock
 
     @override
-    def touch(self, slots: DeviceSlots) -> None:
-        self.bucket[slots.index] = self.period
+    def _coldest_live(self, incoming: Ints, victims: Ints, found: int) -> None:
+        self.looked_at += find_victims(
+            *self.queues.arrays,
+            self.stamp,
+            self.flags,
+            self.starts,
+            self.period,
+            self.clock,
+            victims,
+            found,
+        )
+        self._taken = victims[found:]
 
     @override
-    def admit(self, slots: DeviceSlots) -> None:
-        self.touch(slots)
-        self.admitted += len(slots)
-
-    def levels(self) -> Tensor:
-        """int32 `[D]`: 0 for cold rows to `num_buckets - 1` for rows of the open bucket."""
-        return (self.bucket - (self.period - self.num_buckets + 1)).clamp_min_(0)
+    def choose(self, incoming: Tensor) -> DeviceSlots:
+        self._put_back(self._taken)
+        return super().choose(incoming)
 
     @override
-    def _coldest(self, num: int, dead: Tensor, protected: Tensor) -> Tensor:
-        # One rank more than there are levels in front for the dead, one behind for the protected.
-        never = self.num_buckets + 1
-        rank = (self.levels() + 1).masked_fill_(dead, 0).masked_fill_(protected, never)
-        reach = torch.bincount(rank, minlength=never + 1).cumsum(0)
-        last = int(torch.searchsorted(reach, num))
-        whole = (rank < last).nonzero().squeeze(1)
-        partial = (rank == last).nonzero().squeeze(1)[: num - whole.numel()]
-        victims = torch.cat((whole, partial))
-        return victims[torch.argsort(rank[victims], stable=True)]
+    def admit(self, slots: DeviceSlots, owners: Tensor) -> None:
+        super().admit(slots, owners)
+        self._put_back(slots.index.numpy())
+
+    def _put_back(self, taken: Ints) -> None:
+        put_back(*self.queues.arrays, self.stamp, self.flags, self.starts, self.period, taken)
+
+    def levels(self) -> Ints:
+        """int64 `[D]`: 0 for cold rows to `num_buckets - 1` for rows of the open bucket."""
+        periods = np.arange(self.period - self.num_buckets + 2, self.period + 1)
+        return np.searchsorted(self.starts[periods % self.num_buckets], self.stamp, side="right")
 
     @override
     def check_integrity(self) -> None:
-        if bool((self.bucket > self.period).any()):
-            raise IntegrityError(f"a row lies in a bucket after the open one, {self.period}")
+        super().check_integrity()
+        levels = self.levels()
+        seen = []
+        for level in range(self.num_buckets):
+            period = self.period - self.num_buckets + 1 + level
+            queue = period % self.num_buckets if level else self.cold
+            rows = rows_of(self.queues, queue)
+            if (levels[rows] < level).any():
+                raise IntegrityError(f"a row lies in a bucket after its own, level {level}")
+            seen.append(rows)
+        seen.append((self.flags & TAKEN).nonzero()[0].astype(np.int32))
+        if not np.array_equal(np.sort(np.concatenate(seen)), np.arange(self.num_device)):
+            raise IntegrityError("the buckets do not hold every device row once")

@@ -1,0 +1,108 @@
+"""The contract of planning: two phases around the transfer of a call's bytes.
+
+plan       translate, split hits and misses, choose victims; the map stays as it is
+(transfer  the bytes move)
+complete   the map changes, homes are final
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vllm_ula.errors import IntegrityError
+from vllm_ula.planner import Planner
+from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
+from vllm_ula.residency import Residency
+
+NO_SLOTS = torch.empty(0, dtype=torch.int64)
+NOTHING = Exchange(
+    NO_SLOTS, DeviceSlots(NO_SLOTS), HostSlots(NO_SLOTS), NO_SLOTS.bool(), NO_SLOTS.bool()
+)
+
+
+@dataclass
+class Scratch:
+    """Memory that planning needs during a call only; all domains of a rank share it.
+
+    Attributes:
+        marks: uint8 `[N]`, all 0 between calls.
+        buffers: grown as calls need them, by name.
+    """
+
+    marks: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, residency: Residency) -> Scratch:
+        """For domains with as many logical slots as `residency`."""
+        home = residency.home
+        return cls(torch.zeros(home.numel(), dtype=torch.uint8, device=home.device))
+
+    def buffer(self, name: str, num: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """`num` elements that stay as they are until the buffer is asked for again."""
+        found = self.buffers.get(name)
+        if found is None or found.numel() < num:
+            # Half as much again: batches that grow by one request do not allocate every time.
+            found = torch.empty(max(num * 3 // 2, 64), dtype=dtype, device=self.marks.device)
+            self.buffers[name] = found
+        return found[:num]
+
+
+class Planning(ABC):
+    """Plans the calls of one domain.
+
+    Device rows go, in this order:
+
+    1. to rows being written that have one;
+    2. to rows that decode tokens write, as far as there is room;
+    3. to the selections of decode tokens, in order, while they fit together;
+    4. what is dead, to other rows being written.
+
+    What is left over is written to, and read from, where it lives: no call can fail.
+
+    Args:
+        residency: the domain's map.
+        planner: its recency; every row starts dead.
+        scratch: of the rank.
+    """
+
+    def __init__(self, residency: Residency, planner: Planner, scratch: Scratch) -> None:
+        self.residency = residency
+        self.planner = planner
+        self.scratch = scratch
+        planner.bury(DeviceSlots(torch.arange(residency.num_device)))
+
+    @abstractmethod
+    def plan(self, call: Call) -> CallPlan:
+        """Decide what a call does; the map stays as it is.
+
+        Its records are valid until the next call of any domain that shares the scratch.
+        """
+
+    @abstractmethod
+    def complete(self, call: Call, plan: CallPlan) -> Homes:
+        """The bytes have moved: change the map.
+
+        Returns:
+            Where the rows of the call live now, valid as long as the plan.
+        """
+
+    def bury(self, blocks: Tensor, block_size: int) -> None:
+        """Nobody reads these blocks (int64 `[m]`) again before writing them."""
+        self.residency.mark_dead(blocks, block_size)
+        offsets = torch.arange(block_size, device=blocks.device)
+        homes = self.residency.homes((blocks.unsqueeze(1) * block_size + offsets).view(-1))
+        self.planner.bury(DeviceSlots(homes[homes < self.residency.num_device]))
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if map or planner contradict themselves or each other."""
+        self.residency.check_integrity()
+        self.planner.check_integrity()
+        if bool((self.planner.dead() & ~self.residency.dead_device_rows()).any()):
+            raise IntegrityError("the planner takes a live row for dead")
+        if bool(self.scratch.marks.any()):
+            raise IntegrityError("a call has left marks behind")
