@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from vllm_ula.errors import ConfigError
@@ -24,6 +25,8 @@ class UlaConfig:
         device_slots: fixes the device rows of each layer instead (tests, experiments).
         planner: who gives up device rows: `pb_lru` or `timestamp_lru`.
         recency_buckets: buckets of `pb_lru`, the cold one included.
+        record: directory, new or empty, that gets a trace of the run; None records nothing.
+        record_gib: the trace never takes more GiB of disk; recording ends when it would.
     """
 
     host_gib: float = 0.0
@@ -31,6 +34,8 @@ class UlaConfig:
     device_slots: int | None = None
     planner: str = "pb_lru"
     recency_buckets: int = 64
+    record: str | None = None
+    record_gib: float = 1.0
 
     def __post_init__(self) -> None:
         _number("host_gib", self.host_gib, "must be >= 0 GiB", self.host_gib_ok(), 4)
@@ -53,6 +58,10 @@ class UlaConfig:
             )
         ok = _is_int(self.recency_buckets) and 2 <= self.recency_buckets <= 65536
         _number("recency_buckets", self.recency_buckets, "must be a whole number 2..65536", ok, 64)
+        if self.record is not None and not (isinstance(self.record, str) and self.record):
+            raise ConfigError("record", self.record, "must be the path of a directory", "trace")
+        ok = _is_number(self.record_gib) and self.record_gib > 0
+        _number("record_gib", self.record_gib, "must be > 0 GiB", ok, 1)
 
     def host_gib_ok(self) -> bool:
         """Whether host_gib is a finite number >= 0."""
@@ -75,6 +84,18 @@ class UlaConfig:
     def host_bytes(self) -> int:
         """host_gib in bytes."""
         return int(self.host_gib * 2**30)
+
+
+def check_record_directory(record: str) -> None:
+    """Raise ConfigError unless `record` names a directory that is empty or can be made."""
+    path = Path(record)
+    if path.exists() and not path.is_dir():
+        rule = "is a file"
+    elif path.is_dir() and any(path.iterdir()):
+        rule = "holds files, which a trace would mix with"
+    else:
+        return
+    raise ConfigError("record", record, rule, "a new or an empty directory")
 
 
 def check_every_step() -> bool:
