@@ -3,6 +3,7 @@
 import ast
 import re
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -74,5 +75,5 @@ def test_extras_agree_with_the_pins():
     extras = ast.literal_eval(setup_arguments()["extras_require"])
     versions = dict(pin.split("==") for pin in pins()[:-1])
     del extras["cuda"]  # vLLM's CUDA build is not in the environment
-    for requirement in map(Requirement, sum(extras.values(), [])):
+    for requirement in map(Requirement, chain.from_iterable(extras.values())):
         assert requirement.specifier.contains(versions[requirement.name]), requirement
