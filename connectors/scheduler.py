@@ -7,13 +7,19 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_ula.block_manager import DeadBlocks
 from vllm_ula.connectors.records import UlaConnectorMetadata
+from vllm_ula.connectors.sequences import SequenceLog
 
 
 class UlaScheduler:
-    """Collects deaths between two steps."""
+    """Collects deaths between two steps.
 
-    def __init__(self) -> None:
+    Args:
+        sequences: follows requests for a recording; None without.
+    """
+
+    def __init__(self, sequences: SequenceLog | None = None) -> None:
         self._dead = DeadBlocks()
+        self._sequences = sequences
 
     def bind(self, pool: BlockPool) -> None:
         """Watch the block pool of the scheduler's cache manager."""
@@ -27,5 +33,7 @@ class UlaScheduler:
         """
         drafts = step.scheduled_spec_decode_tokens.values()
         return UlaConnectorMetadata(
-            dead_blocks=self._dead.drain(), num_leases=sum(map(len, drafts))
+            dead_blocks=self._dead.drain(),
+            num_leases=sum(map(len, drafts)),
+            sequences=None if self._sequences is None else self._sequences.note(step),
         )

@@ -16,9 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_ula.block_manager import UlaKVCacheConfig
-from vllm_ula.compat import CONNECTOR
+from vllm_ula.compat import CONNECTOR, ula_config
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.connectors.scheduler import UlaScheduler
+from vllm_ula.connectors.sequences import SequenceLog
 from vllm_ula.connectors.worker import UlaWorker
 from vllm_ula.errors import ConfigError
 from vllm_ula.metrics import UlaPromMetrics, UlaStats
@@ -57,7 +58,9 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
                 f"({type(kv_cache_config).__name__})",
                 "the vllm_ula plugin in every process (check VLLM_PLUGINS)",
             )
-        self.scheduler = UlaScheduler() if role is KVConnectorRole.SCHEDULER else None
+        recorded = ula_config(vllm_config).record is not None
+        sequences = SequenceLog(vllm_config.cache_config.block_size) if recorded else None
+        self.scheduler = UlaScheduler(sequences) if role is KVConnectorRole.SCHEDULER else None
         self.worker = (
             UlaWorker(vllm_config, kv_cache_config) if role is KVConnectorRole.WORKER else None
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -15,6 +16,7 @@ from vllm_ula.attention.store import RowStore
 from vllm_ula.block_manager import UlaKVCacheConfig
 from vllm_ula.compat import ula_config
 from vllm_ula.config import check_every_step
+from vllm_ula.connectors.recorder import Recorder, make_recorder
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.metrics import UlaStats
 from vllm_ula.planner.make import make_planner
@@ -40,6 +42,7 @@ class UlaWorker:
 
     def __init__(self, vllm_config: VllmConfig, kv_cache_config: UlaKVCacheConfig) -> None:
         assert kv_cache_config.capacity is not None
+        self._vllm_config = vllm_config
         self._capacity = kv_cache_config.capacity
         self._config = ula_config(vllm_config)
         self._check_every_step = check_every_step()
@@ -48,6 +51,7 @@ class UlaWorker:
         self._serving = False
         self._next_row_count = 0.0
         self._num_leases = 0
+        self._recorder: Recorder | None = None
         self.domains: list[Domain] = []
         self.pool: HostPool | None = None
 
@@ -60,6 +64,7 @@ class UlaWorker:
 
         Raises:
             HostMemoryError: the host pool could not be allocated. What was taken is given back.
+            TraceError: the directory of `record` cannot take a trace.
         """
         try:
             self._build(kv_caches)
@@ -94,8 +99,19 @@ class UlaWorker:
             assert len(domain.layers) == impl.index_group_index
             host = self.pool.rows(index, device[name].dtype)
             domain.layers.append(LayerRows(name, device[name], host))
-            impl.bind(RowStore(domain, impl.index_group_index, self.serving))
             self._impls.append(impl)
+        self._recorder = make_recorder(
+            self._vllm_config, self._config, self._capacity, self.domains
+        )
+        self._bind()
+
+    def _bind(self) -> None:
+        """Put every layer behind its domain."""
+        impls = iter(self._impls)
+        for number, domain in enumerate(self.domains):
+            record = self._recorder and functools.partial(self._recorder.call, number)
+            for layer in range(len(domain.layers)):
+                next(impls).bind(RowStore(domain, layer, self.serving, record))
 
     def _warm_up(self) -> None:
         """Compile, or load what was compiled before, so that the first request does not pay."""
@@ -112,6 +128,8 @@ class UlaWorker:
         """Apply deaths before anything of the step is written."""
         self._serving = True
         self._num_leases = metadata.num_leases
+        if self._recorder is not None and metadata.sequences is not None:
+            self._recorder.begin_step(metadata.sequences, metadata.dead_blocks)
         if metadata.dead_blocks:
             blocks = torch.tensor(metadata.dead_blocks, dtype=torch.int64)
             for domain in self.domains:
@@ -148,6 +166,9 @@ class UlaWorker:
             self._release()
 
     def _release(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
         for impl in self._impls:
             impl.bind(None)
         self._impls.clear()

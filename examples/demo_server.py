@@ -112,7 +112,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(checkpoint: Path, sizes: Sizes, log: Path, ula: bool) -> Iterator[Server]:
+def serving(
+    checkpoint: Path, sizes: Sizes, log: Path, ula: bool, record: str | None = None
+) -> Iterator[Server]:
     """A ready server; stopped at the end of the block, whatever happens in it.
 
     Args:
@@ -120,12 +122,13 @@ def serving(checkpoint: Path, sizes: Sizes, log: Path, ula: bool) -> Iterator[Se
         sizes: what it must hold.
         log: gets its output.
         ula: with UlaCache, or the same server without.
+        record: directory for a trace; only with UlaCache.
 
     Raises:
         DemoError: it did not start.
     """
     port = _free_port()
-    _, *arguments = serve_command(checkpoint, sizes, ula)
+    _, *arguments = serve_command(checkpoint, sizes, ula, record)
     vllm = Path(sys.executable).with_name("vllm")
     before = _shared_memory()
     # Its own temporary directory, so that what it leaves there can be told apart. vLLM's sockets
@@ -149,7 +152,9 @@ def serving(checkpoint: Path, sizes: Sizes, log: Path, ula: bool) -> Iterator[Se
             server.leftovers.files = sorted([*os.listdir(scratch), *_abandoned(before)])
 
 
-def serve_command(checkpoint: Path, sizes: Sizes, ula: bool) -> list[str]:
+def serve_command(
+    checkpoint: Path, sizes: Sizes, ula: bool, record: str | None = None
+) -> list[str]:
     """The command line, without address; the arms differ in the last three options only."""
     options = {
         "--served-model-name": MODEL_NAME,
@@ -162,7 +167,10 @@ def serve_command(checkpoint: Path, sizes: Sizes, ula: bool) -> list[str]:
         "--shutdown-timeout": DRAIN_S,
     }
     if ula:
-        extra = {"kv_connector_extra_config": {"device_slots": sizes.device_slots}}
+        settings: dict[str, int | str] = {"device_slots": sizes.device_slots}
+        if record is not None:
+            settings["record"] = record
+        extra = {"kv_connector_extra_config": settings}
         options |= {
             "--kv-connector": "ula",
             "--kv-offloading-size": sizes.host_gib,

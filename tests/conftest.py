@@ -9,6 +9,7 @@ import pytest
 BUDGET_S = {
     "repository": 20,
     "core": 120,
+    "traces": 60,
     "reference": 60,
     "patches": 60,
     "engine": 600,

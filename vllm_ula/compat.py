@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_ula.capacity import GIB, TokenBytes, ceil_to, fit
 from vllm_ula.capacity import min_device_slots as _min_device_slots
-from vllm_ula.config import UlaConfig, check_every_step
+from vllm_ula.config import UlaConfig, check_every_step, check_record_directory
 from vllm_ula.errors import ConfigError, VersionError
 from vllm_ula.host_memory import available_host_bytes, check_host_memory
 from vllm_ula.models import DSA, check_index_share, check_supported, geometry, row_type
+from vllm_ula.traces.format import import_pyarrow
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -157,6 +158,7 @@ def check_engine(vllm_config: VllmConfig) -> None:
 
     Raises:
         ConfigError: with key, value, rule and a value that works.
+        TraceError: a recording is asked for and pyarrow is missing.
     """
     check_every_step()
     config = ula_config(vllm_config)
@@ -182,6 +184,7 @@ def check_engine(vllm_config: VllmConfig) -> None:
     check_index_share(fields)
     row_type(fields, vllm_config.cache_config.cache_dtype)
     _check_device(vllm_config, config)
+    _check_record(vllm_config, config)
     check_host_memory(config.host_gib, available_host_bytes())
 
 
@@ -223,6 +226,17 @@ def _check_device(vllm_config: VllmConfig, config: UlaConfig) -> None:
     if config.device_gib is not None:
         token = expected_token_bytes(vllm_config)
         fit(token, int(config.device_gib * GIB), 0, block_size, needed)
+
+
+def _check_record(vllm_config: VllmConfig, config: UlaConfig) -> None:
+    if config.record is None:
+        return
+    engines = vllm_config.parallel_config.data_parallel_size
+    if engines > 1:
+        rule = f"{engines} data-parallel engines would write into one directory"
+        raise ConfigError("record", config.record, rule, "--data-parallel-size 1")
+    check_record_directory(config.record)
+    import_pyarrow()
 
 
 def expected_token_bytes(vllm_config: VllmConfig) -> TokenBytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from vllm_ula.errors import ConfigError
@@ -28,6 +29,8 @@ class UlaConfig:
         bucket_age: what fills a bucket of `pb_lru`: rows `admitted` (given new bytes), rows
             `touched` (hits too), or one of the `calls`.
         hash_buckets: buckets of `hash_lru`, a power of two.
+        record: directory, new or empty, that gets a trace of the run; None records nothing.
+        record_gib: the trace never takes more GiB of disk; recording ends when it would.
     """
 
     host_gib: float = 0.0
@@ -37,6 +40,8 @@ class UlaConfig:
     recency_buckets: int = 64
     bucket_age: str = "admitted"
     hash_buckets: int = 64
+    record: str | None = None
+    record_gib: float = 1.0
 
     def __post_init__(self) -> None:
         _number("host_gib", self.host_gib, "must be >= 0 GiB", self.host_gib_ok(), 4)
@@ -60,6 +65,10 @@ class UlaConfig:
         buckets = self.hash_buckets
         ok = _is_int(buckets) and 1 <= buckets <= 65536 and buckets & (buckets - 1) == 0
         _number("hash_buckets", buckets, "must be a power of two up to 65536", ok, 64)
+        if self.record is not None and not (isinstance(self.record, str) and self.record):
+            raise ConfigError("record", self.record, "must be the path of a directory", "trace")
+        ok = _is_number(self.record_gib) and self.record_gib > 0
+        _number("record_gib", self.record_gib, "must be > 0 GiB", ok, 1)
 
     def host_gib_ok(self) -> bool:
         """Whether host_gib is a finite number >= 0."""
@@ -82,6 +91,18 @@ class UlaConfig:
     def host_bytes(self) -> int:
         """host_gib in bytes."""
         return int(self.host_gib * 2**30)
+
+
+def check_record_directory(record: str) -> None:
+    """Raise ConfigError unless `record` names a directory that is empty or can be made."""
+    path = Path(record)
+    if path.exists() and not path.is_dir():
+        rule = "is a file"
+    elif path.is_dir() and any(path.iterdir()):
+        rule = "holds files, which a trace would mix with"
+    else:
+        return
+    raise ConfigError("record", record, rule, "a new or an empty directory")
 
 
 def check_every_step() -> bool:

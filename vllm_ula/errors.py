@@ -6,6 +6,9 @@ UlaError
 ├── PatchError         a vLLM seam is not what its patch record says
 ├── HostMemoryError    the host pool could not be allocated
 ├── NotEnoughVictims   a planner was asked for more device rows than may be given up
+├── LogicalIdError     a field of a logical id is out of range
+├── NoSequenceNumber   every sequence number belongs to a live sequence
+├── TraceError         a trace cannot be read or written
 └── IntegrityError     an invariant of the address space does not hold
 """
 
@@ -49,6 +52,26 @@ class NotEnoughVictims(UlaError):
         super().__init__(f"{asked} victims asked, {available} device rows may be given up")
         self.asked = asked
         self.available = available
+
+
+class LogicalIdError(UlaError):
+    """A field of a logical id does not fit its bits."""
+
+    def __init__(self, field: str, value: object, highest: int) -> None:
+        super().__init__(f"{field}={value}: must be a whole number 0..{highest}")
+        self.field = field
+        self.value = value
+
+
+class NoSequenceNumber(UlaError):
+    """Every sequence number belongs to a live sequence."""
+
+    def __init__(self, num_live: int) -> None:
+        super().__init__(f"all {num_live} sequence numbers are live")
+
+
+class TraceError(UlaError):
+    """A trace cannot be read or written: which file, and why, in one line."""
 
 
 class IntegrityError(UlaError):

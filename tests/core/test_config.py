@@ -1,6 +1,11 @@
 import pytest
 
-from vllm_ula.config import CHECK_VARIABLE, UlaConfig, check_every_step
+from vllm_ula.config import (
+    CHECK_VARIABLE,
+    UlaConfig,
+    check_every_step,
+    check_record_directory,
+)
 from vllm_ula.errors import ConfigError, UlaError
 
 NAN, INF = float("nan"), float("inf")
@@ -34,6 +39,14 @@ BAD = [
         for value in (0, 1, -4, 65537, 8.0, "64", None, True)
     ),
     *(
+        ("record", value, f"record={value}: must be the path of a directory; use trace")
+        for value in ("", 1, True, ["trace"])
+    ),
+    *(
+        ("record_gib", value, f"record_gib={value}: must be > 0 GiB; use 1")
+        for value in (0, 0.0, -1, NAN, INF, "1", None, True)
+    ),
+    *(
         (
             "bucket_age",
             value,
@@ -54,7 +67,7 @@ BAD = [
             key,
             1,
             f"{key}=1: is no setting of ula; use one of host_gib, device_gib, device_slots, "
-            "planner, recency_buckets, bucket_age, hash_buckets",
+            "planner, recency_buckets, bucket_age, hash_buckets, record, record_gib",
         )
         for key in ("host_gb", "Host_gib", "cpu_bytes_to_use", "")
     ),
@@ -88,14 +101,31 @@ def test_two_sizes_for_one_device_pool_are_refused():
         *(("bucket_age", v) for v in ("admitted", "touched", "calls")),
         *(("hash_buckets", v) for v in (1, 64, 65536)),
         *(("recency_buckets", v) for v in (2, 64, 65536)),
+        *(("record", v) for v in (None, "trace", "/tmp/a trace")),
+        *(("record_gib", v) for v in (1, 0.001, 64)),
     ],
 )
 def test_good_settings_are_kept(key, value):
     assert getattr(UlaConfig.from_extra_config({key: value}), key) == value
 
 
+def test_a_trace_goes_into_a_new_or_an_empty_directory(tmp_path):
+    check_record_directory(str(tmp_path / "new" / "trace"))
+    check_record_directory(str(tmp_path))
+    file = tmp_path / "file"
+    file.touch()
+    works = "use a new or an empty directory"
+    with pytest.raises(ConfigError) as refused:
+        check_record_directory(str(file))
+    assert str(refused.value) == f"record={file}: is a file; {works}"
+    with pytest.raises(ConfigError) as refused:
+        check_record_directory(str(tmp_path))
+    rule = "holds files, which a trace would mix with"
+    assert str(refused.value) == f"record={tmp_path}: {rule}; {works}"
+
+
 def test_defaults_are_a_device_only_cache():
-    assert UlaConfig.from_extra_config({}) == UlaConfig(0.0, None, None, "pb_lru", 64)
+    assert UlaConfig.from_extra_config({}) == UlaConfig(0.0, None, None, "pb_lru", 64, None, 1.0)
     assert UlaConfig().host_bytes == 0
 
 

@@ -16,9 +16,10 @@ LINKS = ("connectors", "kernels", "patches")
 
 # A module imports from its own row and the rows above it.
 LAYERS = (
-    ("_version", "records", "errors", "config", "capacity", "models", "host_memory"),
-    ("kernels",),
+    ("_version", "records", "errors", "config", "capacity", "models", "host_memory", "logical_id"),
+    ("kernels", "traces"),
     ("residency", "planner", "pools", "transfer"),
+    ("planning",),
     ("step",),
     ("connectors", "attention", "block_manager", "compat", "metrics"),
     ("patches",),
@@ -26,11 +27,17 @@ LAYERS = (
 )
 LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
 
-MAY_IMPORT_VLLM = {*LAYERS[4], *LAYERS[5], "plugin"}
+MAY_IMPORT_VLLM = {*LAYERS[5], *LAYERS[6], "plugin"}
 # Below the layers that know vLLM, torch is the only third party, with the typing backport it
-# brings; kernels/ adds Triton.
-TORCH_ONLY = {name for row in LAYERS[:4] for name in row}
-KERNELS_MAY_IMPORT = {"kernels", "records", "errors"}
+# brings; kernels/ adds Triton, what is compiled for the CPU numba. What reads traces needs neither torch nor an engine.
+TORCH = {"torch", "typing_extensions"}
+THIRD_PARTY = {name: TORCH for row in LAYERS[:5] for name in row}
+THIRD_PARTY |= {name: TORCH | {"numba", "numpy"} for name in ("planner", "planning")}
+THIRD_PARTY |= {"logical_id": {"numpy"}, "traces": {"numpy", "pyarrow"}}
+PEERS = {
+    "kernels": {"kernels", "records", "errors"},
+    "traces": {"traces", "errors", "logical_id"},
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ def reason_against(path: Path, imported: Import) -> str | None:
     match target:
         case "vllm_ula":
             peer = rest.partition(".")[0]
-            if owner == "kernels" and peer in LAYER and peer not in KERNELS_MAY_IMPORT:
-                return f"kernels may import only {', '.join(sorted(KERNELS_MAY_IMPORT))}"
+            if owner in PEERS and peer in LAYER and peer not in PEERS[owner]:
+                return f"{owner} may import only {', '.join(sorted(PEERS[owner]))}"
             if peer in LAYER and owner != "__init__" and LAYER[peer] > LAYER[owner]:
                 return f"{owner} is below {peer}"
             return None
@@ -102,8 +109,8 @@ def reason_against(path: Path, imported: Import) -> str | None:
                 return None
             return "vllm is not visible here"
     third_party = target not in sys.stdlib_module_names
-    if third_party and target not in ("torch", "typing_extensions") and owner in TORCH_ONLY:
-        return "torch is the only third party here"
+    if third_party and owner in THIRD_PARTY and target not in THIRD_PARTY[owner]:
+        return f"third parties here: {', '.join(sorted(THIRD_PARTY[owner]))}"
     if third_party and owner == "__init__" and imported.at_top:
         return "importing vllm_ula must stay free"
     return None
@@ -148,7 +155,11 @@ def test_modules_are_reached_through_the_links():
         ("kernels/dispatch.py", "import triton", "triton belongs to"),
         ("kernels/reference/copy.py", "import triton.language as tl", "triton belongs to"),
         ("plugin.py", "import ray", "ray is not used"),
-        ("transfer.py", "import psutil", "torch is the only third party"),
+        ("transfer.py", "import psutil", "third parties here: torch"),
+        ("transfer.py", "import numpy", "third parties here: torch"),
+        ("traces/reader.py", "import torch", "third parties here: numpy, pyarrow"),
+        ("traces/reader.py", "from vllm_ula.kernels import x", "traces may import only"),
+        ("logical_id.py", "import pyarrow", "third parties here: numpy"),
         ("helpers.py", "", "has no layer"),
     ],
 )
@@ -169,6 +180,7 @@ def test_control_a_violation_is_found(tmp_path, path, source, expected):
         ("__init__.py", "if TYPE_CHECKING:\n    from vllm.config import KVTransferConfig"),
         ("kernels/copy.py", "import triton\nfrom vllm_ula.errors import UlaError"),
         ("plugin.py", "import vllm\nfrom vllm_ula import patches, __version__"),
+        ("traces/writer.py", "import numpy, pyarrow\nfrom vllm_ula.errors import UlaError"),
     ],
 )
 def test_control_what_is_allowed_is_not_found(tmp_path, path, source):

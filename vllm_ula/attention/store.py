@@ -23,11 +23,14 @@ class RowStore:
         layer: index of the layer in `domain.layers`; layer 0 plans, the others follow.
         serving: whether the current forward call serves requests; dummy runs plan and count
             nothing.
+        record: told of each call the first layer plans, with the slots being written and the
+            positions selected; None if nothing is recorded.
     """
 
     domain: Domain
     layer: int
     serving: Callable[[], bool]
+    record: Callable[[UlaMetadata, Tensor, Tensor], None] | None = None
 
     @property
     def rows(self) -> LayerRows:
@@ -58,6 +61,8 @@ class RowStore:
 
     def _plan(self, metadata: UlaMetadata, slots: Tensor, kept: Tensor, topk: Tensor) -> None:
         """Run the domain's step for all its layers."""
+        if self.record is not None:
+            self.record(metadata, slots, topk)
         call = Call(
             written=slots[kept],
             written_by_decode=metadata.decode[: kept.numel()][kept],
