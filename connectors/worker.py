@@ -109,7 +109,9 @@ class UlaWorker:
         """Put every layer behind its domain."""
         impls = iter(self._impls)
         for number, domain in enumerate(self.domains):
-            record = self._recorder and functools.partial(self._recorder.call, number)
+            record = None
+            if self._recorder is not None:
+                record = functools.partial(self._recorder.call, number)
             for layer in range(len(domain.layers)):
                 next(impls).bind(RowStore(domain, layer, self.serving, record))
 

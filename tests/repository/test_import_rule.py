@@ -29,7 +29,8 @@ LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
 
 MAY_IMPORT_VLLM = {*LAYERS[5], *LAYERS[6], "plugin"}
 # Below the layers that know vLLM, torch is the only third party, with the typing backport it
-# brings; kernels/ adds Triton, what is compiled for the CPU numba. What reads traces needs neither torch nor an engine.
+# brings; kernels/ adds Triton, what is compiled for the CPU numba. What reads traces needs neither
+# torch nor an engine.
 TORCH = {"torch", "typing_extensions"}
 THIRD_PARTY = {name: TORCH for row in LAYERS[:5] for name in row}
 THIRD_PARTY |= {name: TORCH | {"numba", "numpy"} for name in ("planner", "planning")}

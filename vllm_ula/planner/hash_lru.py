@@ -103,8 +103,7 @@ def bucket_of(owner: int, shift: np.uint64) -> int:
     """The bucket of a logical slot."""
     if shift == np.uint64(64):
         return 0
-    bucket: int = np.int64((np.uint64(owner) * _GOLDEN) >> shift)
-    return bucket
+    return int((np.uint64(owner) * _GOLDEN) >> shift)
 
 
 @compiled
