@@ -125,7 +125,9 @@ def test_a_trace_goes_into_a_new_or_an_empty_directory(tmp_path):
 
 
 def test_defaults_are_a_device_only_cache():
-    assert UlaConfig.from_extra_config({}) == UlaConfig(0.0, None, None, "pb_lru", 64, None, 1.0)
+    assert UlaConfig.from_extra_config({}) == UlaConfig(
+        0.0, None, None, "pb_lru", 64, "admitted", 64, None, 1.0
+    )
     assert UlaConfig().host_bytes == 0
 
 

@@ -12,9 +12,11 @@ from tests.core.rig import make_domain
 from vllm_ula import step
 from vllm_ula.errors import IntegrityError
 from vllm_ula.planner import BucketAge
+from vllm_ula.planner.hash_lru import HashLru
 from vllm_ula.planner.pb_lru import PbLru
 from vllm_ula.planner.queues import merge
 from vllm_ula.planner.reference import ReferencePbLru
+from vllm_ula.planner.stamps import MAX_CLOCK
 from vllm_ula.planner.timestamp_lru import TimestampLru
 from vllm_ula.records import Call, DeviceSlots, LayerRows
 from vllm_ula.residency import Residency
@@ -128,7 +130,7 @@ def test_integrity_sees_a_row_in_a_bucket_it_has_not_reached():
     lru = PbLru(4, num_buckets=4)
     call(lru, 0)
     call(lru, 1)
-    merge(*lru.queues.arrays, lru.period % 4, lru.cold)
+    merge(*lru.queues.arrays, lru.queue[3], lru.queue[0])
     with pytest.raises(IntegrityError, match="a bucket after its own"):
         lru.check_integrity()
 
@@ -236,3 +238,20 @@ def test_hit_rate_is_within_half_a_point_of_exact_lru(buckets, topk):
     exact = exact_hit_rate(topk, 500)
     assert 0.3 < exact < 0.9
     assert abs(ours - exact) < 0.005
+
+
+@pytest.mark.parametrize(
+    "planner", [PbLru, TimestampLru, functools.partial(HashLru, num_buckets=1)]
+)
+def test_the_clock_never_overflows(planner):
+    """Stamps are moved back before 32 bits run out: the order stays what it was."""
+    lru, fresh = planner(8), planner(8)
+    for one in (lru, fresh):
+        if one is lru:
+            one.rebase(-(MAX_CLOCK - 10))  # as if a billion calls had gone by
+        for row in (3, 1, 4, 0, 5, 2, 6, 7, 1):
+            call(one, row)
+    assert lru.clock < MAX_CLOCK
+    for num in range(1, 9):
+        expected = sorted(fresh.choose(torch.arange(num - 1)).index.tolist())
+        assert sorted(lru.choose(torch.arange(num - 1)).index.tolist()) == expected

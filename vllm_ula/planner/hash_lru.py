@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
 from vllm_ula.planner.jit import compiled
-from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner
+from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner, Stamps
 from vllm_ula.records import DeviceSlots
 
 _GOLDEN = np.uint64(11400714819323198485)
@@ -103,7 +103,8 @@ def bucket_of(owner: int, shift: np.uint64) -> int:
     """The bucket of a logical slot."""
     if shift == np.uint64(64):
         return 0
-    return int((np.uint64(owner) * _GOLDEN) >> shift)
+    bucket = (np.uint64(owner) * _GOLDEN) >> shift
+    return np.int64(bucket)  # type: ignore[return-value]
 
 
 @compiled
@@ -137,7 +138,7 @@ def _renew(previous: Links, next_: Links, bucket: Links, slots: Ints, num_device
 @compiled
 def _pick(
     next_: Links,
-    stamp: Ints,
+    stamp: Stamps,
     flags: NDArray[np.uint8],
     clock: int,
     incoming: Ints,

@@ -32,7 +32,7 @@ from vllm_ula.planner.queues import (
     put_back,
     rows_of,
 )
-from vllm_ula.planner.stamps import Ints, StampPlanner
+from vllm_ula.planner.stamps import Ints, StampPlanner, Stamps
 from vllm_ula.records import DeviceSlots
 
 
@@ -61,19 +61,15 @@ class PbLru(StampPlanner):
         self.num_buckets = num_buckets
         self.bucket_age = bucket_age
         self.rows_per_bucket = max(num_device // num_buckets, 1)
-        self.period = num_buckets
         self.used = 0
         self.looked_at = 0
+        # By level: the first stamp of its period, and its queue. The cold level has no first stamp.
+        self.edges: Stamps = np.zeros(num_buckets, dtype=np.int32)
+        self.edges[0] = np.iinfo(np.int32).min
+        self.queue = np.arange(num_buckets, dtype=np.int32)
+        self.queues = Queues(num_device, num_buckets)
         self._taken: Ints = np.empty(0, dtype=np.int64)
-        # First stamp of each of the last B periods, by period % B.
-        self.starts: Ints = np.zeros(num_buckets, dtype=np.int64)
-        self.queues = Queues(num_device, num_buckets + 1)
-        append_all(*self.queues.arrays, self.cold, num_device)
-
-    @property
-    def cold(self) -> int:
-        """The queue of the cold rows; those of the other buckets go by period % B."""
-        return self.num_buckets
+        append_all(*self.queues.arrays, 0, num_device)
 
     @override
     def begin_call(self) -> None:
@@ -87,11 +83,17 @@ class PbLru(StampPlanner):
         super().begin_call()
         if self.used >= self.rows_per_bucket:
             self.used = 0
-            self.period += 1
-            # The oldest bucket that is told apart becomes cold; its place is the new period's.
-            oldest = (self.period - self.num_buckets + 1) % self.num_buckets
-            merge(*self.queues.arrays, self.cold, oldest)
-            self.starts[self.period % self.num_buckets] = self.clock
+            # The oldest bucket that was told apart is cold now; its queue is the new period's.
+            oldest = self.queue[1]
+            merge(*self.queues.arrays, self.queue[0], oldest)
+            self.edges[1:-1] = self.edges[2:]
+            self.queue[1:-1] = self.queue[2:]
+            self.edges[-1], self.queue[-1] = self.clock, oldest
+
+    @override
+    def rebase(self, by: int) -> None:
+        super().rebase(by)
+        self.edges[1:] = np.maximum(self.edges[1:] - by, 0)
 
     @override
     def _coldest_live(self, incoming: Ints, victims: Ints, found: int) -> None:
@@ -99,8 +101,8 @@ class PbLru(StampPlanner):
             *self.queues.arrays,
             self.stamp,
             self.flags,
-            self.starts,
-            self.period,
+            self.edges,
+            self.queue,
             self.clock,
             victims,
             found,
@@ -118,21 +120,18 @@ class PbLru(StampPlanner):
         self._put_back(slots.index.numpy())
 
     def _put_back(self, taken: Ints) -> None:
-        put_back(*self.queues.arrays, self.stamp, self.flags, self.starts, self.period, taken)
+        put_back(*self.queues.arrays, self.stamp, self.flags, self.edges, self.queue, taken)
 
     def levels(self) -> Ints:
         """int64 `[D]`: 0 for cold rows to `num_buckets - 1` for rows of the open bucket."""
-        periods = np.arange(self.period - self.num_buckets + 2, self.period + 1)
-        return np.searchsorted(self.starts[periods % self.num_buckets], self.stamp, side="right")
+        return np.searchsorted(self.edges[1:], self.stamp, side="right")
 
     @override
     def check_integrity(self) -> None:
         super().check_integrity()
         levels = self.levels()
         seen = []
-        for level in range(self.num_buckets):
-            period = self.period - self.num_buckets + 1 + level
-            queue = period % self.num_buckets if level else self.cold
+        for level, queue in enumerate(self.queue.tolist()):
             rows = rows_of(self.queues, queue)
             if (levels[rows] < level).any():
                 raise IntegrityError(f"a row lies in a bucket after its own, level {level}")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from vllm_ula.planner.jit import compiled
 
 Ints = NDArray[np.int64]
+Stamps = NDArray[np.int32]
 Rows = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 
@@ -108,15 +109,15 @@ def merge(rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, 
 
 
 @compiled
-def queue_of(stamp: int, starts: Ints, low: int, high: int) -> int:
-    """The queue of a row used in one of the periods `low` to `high`."""
+def level_of(stamp: int, edges: Stamps, low: int, high: int) -> int:
+    """The level of a row that is at least `low`; `edges[level]` is the first stamp of a level."""
     while low < high:
-        middle = (low + high + 1) // 2
-        if stamp >= starts[middle % len(starts)]:
+        middle = (low + high + 1) >> 1
+        if stamp >= edges[middle]:
             low = middle
         else:
             high = middle - 1
-    return low % len(starts)
+    return low
 
 
 @compiled
@@ -126,10 +127,10 @@ def put_back(
     next_: Rows,
     first: Rows,
     last: Rows,
-    stamp: Ints,
+    stamp: Stamps,
     flags: Flags,
-    starts: Ints,
-    period: int,
+    edges: Stamps,
+    queue: Rows,
     slots: Ints,
 ) -> None:
     """Rows that were taken go to the queue of their bucket; others are where they are.
@@ -137,15 +138,11 @@ def put_back(
     From the last to the first: a selection names what it wants most first, and of one call that
     shall be given up last.
     """
-    oldest = period - len(starts) + 2
     for row in slots[::-1]:
         if flags[row] & TAKEN:
             flags[row] &= ~TAKEN
-            if stamp[row] < starts[oldest % len(starts)]:
-                q = len(starts)
-            else:
-                q = queue_of(stamp[row], starts, oldest, period)
-            append(rows, size, next_, first, last, q, row)
+            level = level_of(stamp[row], edges, 0, len(edges) - 1)
+            append(rows, size, next_, first, last, queue[level], row)
 
 
 @compiled
@@ -155,10 +152,10 @@ def find_victims(
     next_: Rows,
     first: Rows,
     last: Rows,
-    stamp: Ints,
+    stamp: Stamps,
     flags: Flags,
-    starts: Ints,
-    period: int,
+    edges: Stamps,
+    queue: Rows,
     clock: int,
     victims: Ints,
     found: int,
@@ -167,29 +164,39 @@ def find_victims(
 
     They leave their queues and are TAKEN. Rows used since their queue was theirs move on.
 
+    Args:
+        rows: of the queues, as the following four.
+        size: see Queues.
+        next_: see Queues.
+        first: see Queues.
+        last: see Queues.
+        stamp: of the planner, int32 `[D]`.
+        flags: of the planner, uint8 `[D]`.
+        edges: `[B]` first stamp of each level; level 0 has none.
+        queue: `[B]` queue of each level.
+        clock: lowest stamp of current rows.
+        victims: filled from `found` on.
+        found: victims there are already.
+
     Returns:
         Rows looked at.
     """
-    num_buckets = len(starts)
-    looked_at = 0
-    for level in range(num_buckets):
-        p = period - num_buckets + 1 + level
-        q = p % num_buckets if level else num_buckets
+    looked_at, newest = 0, len(edges) - 1
+    for level in range(len(edges)):
+        q = queue[level]
         # Rows that stay are packed towards the front: `to` is the chunk being packed.
         to, filled = first[q], 0
         chunk = first[q]
-        until = starts[(p + 1) % num_buckets]
-        is_open = level == num_buckets - 1
+        until = edges[min(level + 1, newest)]
         while chunk != NONE and found < len(victims):
             num, after, i = size[chunk], next_[chunk], 0
             while i < num and found < len(victims):
                 row = rows[chunk, i]
                 i += 1
-                looked_at += 1
                 s = stamp[row]
-                if not is_open and s >= until:
-                    newer = queue_of(s, starts, p + 1, period)
-                    append(rows, size, next_, first, last, newer, row)
+                if level < newest and s >= until:
+                    newer = level_of(s, edges, level + 1, newest)
+                    append(rows, size, next_, first, last, queue[newer], row)
                     continue
                 if s < clock and not flags[row] & DEAD:
                     flags[row] |= TAKEN
@@ -201,6 +208,7 @@ def find_victims(
                     to, filled = next_[to], 0
                 rows[to, filled] = row
                 filled += 1
+            looked_at += i
             while i < num:  # enough was found: what is left of the chunk stays too
                 if filled == rows.shape[1]:
                     size[to] = filled
@@ -220,7 +228,9 @@ def _cut(
     size: Rows, next_: Rows, first: Rows, last: Rows, q: int, to: int, filled: int, rest: int
 ) -> None:
     """End the packed part of queue `q` at chunk `to`, free what it has left, link the rest."""
-    if to in (NONE, rest):
+    if to == NONE:
+        return
+    if to == rest:
         return
     spare = next_[to]
     size[to] = filled

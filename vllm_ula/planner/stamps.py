@@ -24,6 +24,9 @@ from vllm_ula.planner.jit import compiled
 from vllm_ula.records import DeviceSlots
 
 Ints = NDArray[np.int64]
+Stamps = NDArray[np.int32]
+
+MAX_CLOCK = 2**31 - 8  # even, as is its half
 
 DEAD, STACKED = 1, 2  # flags of a row; others are a subclass's
 
@@ -33,7 +36,7 @@ class StampPlanner(Planner):
 
     Attributes:
         clock: stamp of rows written by the current call; 2 more per call.
-        stamp: int64 `[D]`.
+        stamp: int32 `[D]`.
         flags: uint8 `[D]`, DEAD and STACKED.
         current, admitted: rows of the current call; whoever stamps rows adds to them.
     """
@@ -43,7 +46,7 @@ class StampPlanner(Planner):
     def __init__(self, num_device: int) -> None:
         super().__init__(num_device)
         self.clock = 0
-        self.stamp: Ints = np.full(num_device, -1, dtype=np.int64)
+        self.stamp: Stamps = np.full(num_device, -1, dtype=np.int32)
         self.flags = np.zeros(num_device, dtype=np.uint8)
         self.stack = np.zeros(num_device, dtype=np.int32)
         self.num_stacked = self.num_dead = 0
@@ -52,8 +55,15 @@ class StampPlanner(Planner):
 
     @override
     def begin_call(self) -> None:
+        if self.clock > MAX_CLOCK:
+            self.rebase(MAX_CLOCK // 2)
         self.clock += 2
         self.current = self.admitted = 0
+
+    def rebase(self, by: int) -> None:
+        """Move all stamps back, once in 2^30 calls; what is older than `by` becomes equally old."""
+        self.clock -= by
+        np.maximum(self.stamp - by, -1, out=self.stamp)
 
     @override
     def touch(self, slots: DeviceSlots) -> None:
@@ -124,7 +134,7 @@ class StampPlanner(Planner):
 
 
 @compiled
-def _touch(stamp: Ints, slots: Ints, now: int) -> int:
+def _touch(stamp: Stamps, slots: Ints, now: int) -> int:
     new = 0
     for slot in slots:
         new += stamp[slot] < now - 1
@@ -133,7 +143,7 @@ def _touch(stamp: Ints, slots: Ints, now: int) -> int:
 
 
 @compiled
-def _admit(stamp: Ints, flags: NDArray[np.uint8], slots: Ints, now: int) -> tuple[int, int]:
+def _admit(stamp: Stamps, flags: NDArray[np.uint8], slots: Ints, now: int) -> tuple[int, int]:
     new = revived = 0
     for slot in slots:
         new += stamp[slot] < now - 1
@@ -162,7 +172,7 @@ def _bury(
 
 @compiled
 def _pop_dead(
-    stamp: Ints,
+    stamp: Stamps,
     flags: NDArray[np.uint8],
     stack: NDArray[np.int32],
     num_stacked: int,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from vllm_ula.planner.jit import compiled
-from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner
+from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner, Stamps
 
 _BINS = 4096
 
@@ -24,7 +24,7 @@ class TimestampLru(StampPlanner):
 
 
 @compiled
-def _oldest(stamp: Ints, flags: NDArray[np.uint8], clock: int, victims: Ints, found: int) -> None:
+def _oldest(stamp: Stamps, flags: NDArray[np.uint8], clock: int, victims: Ints, found: int) -> None:
     """Fill `victims[found:]` with the least recent rows by call and slot.
 
     A histogram over the calls finds the bin the last victim falls into; rows in older bins are

@@ -135,7 +135,7 @@ class CompiledPlanning(Planning):
 @compiled
 def _pass(
     home: Slots,
-    stamp: Ints,
+    stamp: Slots,
     flags: Flags,
     marks: Flags,
     clock: int,
@@ -249,7 +249,7 @@ def _pass(
 
 
 @compiled
-def _num_new(home: Slots, stamp: Ints, marks: Flags, clock: int, selection: Ints) -> int:
+def _num_new(home: Slots, stamp: Slots, marks: Flags, clock: int, selection: Ints) -> int:
     """Rows a token selects that neither have nor have been given room on the device."""
     num = 0
     for slot in selection:
