@@ -9,7 +9,7 @@ import pytest
 BUDGET_S = {
     "repository": 20,
     "core": 60,
-    "traces": 60,
+    "traces": 40,
     "reference": 60,
     "patches": 60,
     "engine": 600,
