@@ -16,7 +16,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_ula.block_manager import UlaKVCacheConfig
-from vllm_ula.compat import CONNECTOR, ula_config
+from vllm_ula.compat import CONNECTOR
+from vllm_ula.config import UlaConfig
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.connectors.scheduler import UlaScheduler
 from vllm_ula.connectors.sequences import SequenceLog
@@ -58,9 +59,7 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
                 f"({type(kv_cache_config).__name__})",
                 "the vllm_ula plugin in every process (check VLLM_PLUGINS)",
             )
-        recorded = ula_config(vllm_config).record is not None
-        sequences = SequenceLog(vllm_config.cache_config.block_size) if recorded else None
-        self.scheduler = UlaScheduler(sequences) if role is KVConnectorRole.SCHEDULER else None
+        self.scheduler = _scheduler(vllm_config) if role is KVConnectorRole.SCHEDULER else None
         self.worker = (
             UlaWorker(vllm_config, kv_cache_config) if role is KVConnectorRole.WORKER else None
         )
@@ -167,6 +166,15 @@ class UlaConnector(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics | None:
         return UlaPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _scheduler(vllm_config: VllmConfig) -> UlaScheduler:
+    """The scheduler half, which follows requests only for a recording."""
+    assert vllm_config.kv_transfer_config is not None
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    if UlaConfig.from_extra_config(extra).record is None:
+        return UlaScheduler()
+    return UlaScheduler(SequenceLog(vllm_config.cache_config.block_size))
 
 
 # MultiConnector looks up whose stats it has by class name among the registered names.

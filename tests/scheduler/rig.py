@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from scheduler.model import completion, root_of, tags_of
+from scheduler.sequences import Sequences
 from scheduler.settings import Settings, kv_cache_config, vllm_config
 from scheduler.worker import Worker
 from vllm.sampling_params import SamplingParams
@@ -56,6 +57,7 @@ class Rig:
         self.manager = self.scheduler.kv_cache_manager
         self.pool = self.manager.block_pool
         self.worker = Worker(settings, itertools.cycle(accept), seed)
+        self.sequences = Sequences(settings.block_size)
         self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput, DraftTokenIds]] = deque()
         self.requests: dict[str, Request] = {}
         self.completions: dict[str, Completion] = {}
@@ -130,6 +132,7 @@ class Rig:
         assert isinstance(metadata, UlaConnectorMetadata)
         drafts = output.scheduled_spec_decode_tokens.values()
         assert metadata.num_leases == sum(map(len, drafts))
+        self.sequences.check(output, self.table)
         self.worker.begin_step(metadata.dead_blocks)
         self.check_live_rows()
         self.in_flight.append((output, *self.worker.execute(output)))
@@ -157,6 +160,7 @@ class Rig:
         self.settle()
         assert self.num_free == self.settings.blocks - 1
         assert not self.worker.known
+        assert not self.sequences.tables
         for request_id, came in self.completions.items():
             aborted = self.requests[request_id].status == RequestStatus.FINISHED_ABORTED
             expected = came.expected[: len(came.tokens)] if aborted else came.expected

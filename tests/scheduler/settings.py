@@ -114,6 +114,7 @@ def vllm_config(settings: Settings) -> VllmConfig:
         kv_connector="UlaConnector",
         kv_connector_module_path="vllm_ula.connectors.ula",
         kv_role="kv_both" if settings.deferred else "kv_producer",
+        kv_connector_extra_config={"record": "nowhere"},  # the scheduler half follows requests
     )
     if settings.drafts:
         config.speculative_config = SpeculativeConfig(

@@ -15,7 +15,7 @@ from server.flags import engine_config
 from server.harness import VLLM, Finished, environment, finish, members
 
 from vllm_ula.compat import check_engine
-from vllm_ula.errors import ConfigError
+from vllm_ula.errors import ConfigError, TraceError
 
 pytestmark = pytest.mark.server
 
@@ -79,13 +79,18 @@ REFUSALS = {
     "unknown key": Refusal(
         settings(host_gb=4),
         CONFIG_ERROR + "host_gb=4: is no setting of ula; use one of host_gib, device_gib, "
-        "device_slots, planner, recency_buckets, bucket_age, hash_buckets",
+        "device_slots, planner, recency_buckets, bucket_age, hash_buckets, record, record_gib",
     ),
     "negative host": Refusal(
         settings(host_gib=-1), CONFIG_ERROR + "host_gib=-1: must be >= 0 GiB; use 4"
     ),
     "host no number": Refusal(
         settings(host_gib="four"), CONFIG_ERROR + "host_gib=four: must be >= 0 GiB; use 4"
+    ),
+    "record among files": Refusal(
+        settings(record="/"),
+        CONFIG_ERROR + "record=/: holds files, which a trace would mix with; use a new or an "
+        "empty directory",
     ),
     "host above memory": Refusal(
         settings(host_gib=1_000_000),
@@ -327,6 +332,24 @@ def test_sleep_mode(models: dict[str, str]) -> None:
         "maps; use no --enable-sleep-mode"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+        check_engine(config)
+
+
+def test_recording(models: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM would have to start first: two engines; and an environment without pyarrow."""
+    config = engine_config(models["tiny"], *BASE, *settings(record=str(tmp_path)))
+    config.parallel_config.data_parallel_size = 2
+    line = (
+        f"record={tmp_path}: 2 data-parallel engines would write into one directory; use "
+        "--data-parallel-size 1"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}$"):
+        check_engine(config)
+
+    config.parallel_config.data_parallel_size = 1
+    check_engine(config)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TraceError, match=r"not installed: pip install 'vllm-ula\[trace\]'$"):
         check_engine(config)
 
 

@@ -44,16 +44,22 @@ class BlockTables:
         Raises:
             ValueError: a position lies beyond the blocks of its sequence.
         """
-        slots = np.empty_like(positions)
-        for seq in np.unique(seqs).tolist():
-            rows = seqs == seq
-            mine = positions[rows]
-            table = self._tables.get(seq, NO_BLOCKS)
-            if (farthest := int(mine.max())) >= len(table) * self._block_size:
-                raise ValueError(
-                    f"sequence {seq} uses position {farthest} and has {len(table)} blocks"
-                )
-            at = np.maximum(mine, 0)
-            found = table[at // self._block_size] * self._block_size + at % self._block_size
-            slots[rows] = np.where(mine >= 0, found, -1)
+        present, of_row = np.unique(seqs, return_inverse=True)
+        tables = [self._tables.get(seq, NO_BLOCKS) for seq in present.tolist()]
+        lengths = np.array([len(table) for table in tables])
+        beyond = positions.max(1) >= lengths[of_row] * self._block_size
+        if beyond.any():
+            row = int(beyond.argmax())
+            raise ValueError(
+                f"sequence {seqs[row]} uses position {positions[row].max()} "
+                f"and has {lengths[of_row[row]]} blocks"
+            )
+        index, offset = np.divmod(positions, self._block_size)
+        nothing = positions < 0
+        index += (lengths.cumsum() - lengths)[of_row, None]
+        index[nothing] = 0
+        slots: NDArray[np.int64] = np.concatenate(tables)[index]
+        slots *= self._block_size
+        slots += offset
+        slots[nothing] = -1
         return slots
