@@ -1,0 +1,1 @@
+"""Traces: what a serving run asked of its rows, as a stream of small records."""
