@@ -10,6 +10,7 @@ BUDGET_S = {
     "repository": 20,
     "core": 60,
     "reference": 60,
+    "replay": 60,
     "patches": 60,
     "engine": 600,
     "scheduler": 120,

@@ -31,8 +31,9 @@ _READ, _WRITE, _FILL = 1, 2, 4
 
 
 class Belady(Policy):
-    """Fetches as few rows as any policy could with these device rows.
+    """Fetches as few rows over the whole trace as any policy could with these device rows.
 
+    Over a part of the trace, say after a warm-up, another policy may fetch fewer.
     Streaming is not offered: next uses are held in memory, and longer traces are refused.
 
     Args:
@@ -200,8 +201,8 @@ class _Rows:
         return self.head, self.at, self.after, self.before, self.size, self.furthest
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _remove(key, head, at, after, before):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _remove(key, head, at, after, before):  # type: ignore[no-untyped-def]
     if before[key] >= 0:
         after[before[key]] = after[key]
     else:
@@ -211,8 +212,8 @@ def _remove(key, head, at, after, before):  # type: ignore[no-untyped-def] # pra
     at[key] = -1
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _insert(key, place, head, at, after, before):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _insert(key, place, head, at, after, before):  # type: ignore[no-untyped-def]
     at[key] = place
     before[key] = -1
     after[key] = head[place]
@@ -221,8 +222,8 @@ def _insert(key, place, head, at, after, before):  # type: ignore[no-untyped-def
     head[place] = key
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _serve(  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _serve(  # type: ignore[no-untyped-def]
     keys, kinds, next_use, first, never, group, room, head, at, after, before, size, furthest
 ):
     selected = fetched = copied_out = written = 0

@@ -25,10 +25,10 @@ class CostModel:
     device_gb_s: float
 
 
-# PCIe Gen5 x16 moves 64 GB/s by its specification; 50 is the design's figure for copies of rows
-# (numbers of section 5). 4.8 TB/s is NVIDIA's figure for the H200.
+# PCIe Gen5 x16 moves 64 GB/s by its specification; 50 is a round figure for copies of rows, which
+# are small. 4.8 TB/s is NVIDIA's figure for the H200.
 H200_COST = CostModel("H200", host_gb_s=50, device_gb_s=4800)
-# PCIe Gen6 x16 is 128 GB/s by its specification, taken at the same share; 8 TB/s is NVIDIA's figure.
+# PCIe Gen6 x16 is 128 GB/s by its specification, taken at the same share; 8 TB/s is NVIDIA's.
 B300_COST = CostModel("B300", host_gb_s=100, device_gb_s=8000)
 
 

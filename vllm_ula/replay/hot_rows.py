@@ -81,8 +81,8 @@ class HotRows:
         return [p for p in self.position[self.order].tolist() if p >= 0]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _serve(wanted, order, position, slot, state, eviction, selected, spare):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _serve(wanted, order, position, slot, state, eviction, selected, spare):  # type: ignore[no-untyped-def]
     misses = 0
     for p in wanted:
         if slot[p] >= 0:

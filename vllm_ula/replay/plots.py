@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,18 +137,15 @@ def _label(axes: Axes) -> None:
     lines: list[Any] = list(axes.lines)
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [to_axes.transform((line.get_xdata()[-1], line.get_ydata()[-1])) for line in lines]
-    order = sorted(range(len(lines)), key=lambda i: float(ends[i][1]))
-    heights, lowest = {}, 0.0
-    for i in order:
-        heights[i] = lowest = max(float(ends[i][1]), lowest)
-        lowest += _LABEL_GAP
-    # Labels pushed beyond the top come down together.
-    above = max(heights[order[-1]] - 1.0, 0.0)
-    for i in reversed(order):
-        heights[i] -= above
-    for below, i in zip(order, order[1:], strict=False):
-        above = heights[below] + _LABEL_GAP - heights[i]
-        heights[i] += max(above, 0.0)
+    heights = [min(max(float(end[1]), 0.0), 1.0) for end in ends]
+    order = sorted(range(len(lines)), key=lambda i: heights[i])
+    # Neighbours that overlap give way by the same amount, until none does.
+    for _ in range(200):
+        for below, above in pairwise(order):
+            overlap = heights[below] + _LABEL_GAP - heights[above]
+            if overlap > 0:
+                heights[below] -= overlap / 2
+                heights[above] += overlap / 2
     for i, line in enumerate(lines):
         axes.annotate(
             line.get_label(),
@@ -157,7 +155,12 @@ def _label(axes: Axes) -> None:
             color=line.get_color(),
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.get_color(),
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+            },
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 from numba import njit
@@ -111,7 +112,7 @@ def sequences(call: TracedCall) -> Iterator[tuple[int, slice]]:
     """The sequences of a call with the tokens of each, which stand together."""
     bounds = np.flatnonzero(np.diff(call.seqs)) + 1
     starts = [0, *bounds.tolist(), len(call.seqs)]
-    for start, stop in zip(starts, starts[1:], strict=False):
+    for start, stop in pairwise(starts):
         if stop > start:
             yield int(call.seqs[start]), slice(start, stop)
 
@@ -137,8 +138,8 @@ class Distinct:
         return found
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _distinct(flat, stamp, number):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _distinct(flat, stamp, number):  # type: ignore[no-untyped-def]
     found = np.empty(len(flat), dtype=np.int64)
     num = 0
     for entry in flat:

@@ -8,7 +8,7 @@ swap-in kernel, and the figures in sgl-project/sglang#33075.
 |---|---|
 | every request and layer group has B rows and one page for the newest tokens | coordinator |
 | a request of at most B tokens has all its rows on the device | guide: short sequences |
-| a longer one starts with an empty region, its prompt is on the host | coordinator: direct admission |
+| a longer one starts with an empty region | coordinator: direct admission to the host |
 | hits stay in order and are the newest; misses replace the oldest not selected | kernel tests |
 | the row written in a step is on the device in that step | coordinator: newest slot |
 | each row is copied to the host once, the step after it was written | guide: eager backup |

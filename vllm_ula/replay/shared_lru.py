@@ -92,8 +92,10 @@ class SharedLru(Policy):
         return slots
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _move(slot, behind, after, before):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _move(slot, behind, after, before):  # type: ignore[no-untyped-def]
+    if behind == slot:
+        return
     after[before[slot]] = after[slot]
     before[after[slot]] = before[slot]
     after[slot] = after[behind]
@@ -102,8 +104,8 @@ def _move(slot, behind, after, before):  # type: ignore[no-untyped-def] # pragma
     after[behind] = slot
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _die(slots, home, live, after, before):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _die(slots, home, live, after, before):  # type: ignore[no-untyped-def]
     ring = len(after) - 1
     for row in slots:
         live[row] = False
@@ -111,8 +113,8 @@ def _die(slots, home, live, after, before):  # type: ignore[no-untyped-def] # pr
             _move(home[row], ring, after, before)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _seat(row, home, owner, live, after, before):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _seat(row, home, owner, live, after, before):  # type: ignore[no-untyped-def]
     """Give a row the oldest device row; returns 1 if the row that leaves is live."""
     ring = len(after) - 1
     slot = after[ring]
@@ -124,8 +126,8 @@ def _seat(row, home, owner, live, after, before):  # type: ignore[no-untyped-def
     return np.int64(live[leaves])
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _call(  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _call(  # type: ignore[no-untyped-def]
     writes,
     decode,
     selection,

@@ -131,8 +131,8 @@ def _words(chances: NDArray[np.float64]) -> NDArray[np.uint64]:
     return (chances * (_WORD - 1)).astype(np.uint64)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _random(state):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _random(state):  # type: ignore[no-untyped-def]
     # xorshift64; numpy's generators cost more than the selection itself.
     x = state[0]
     x ^= x << np.uint64(13)
@@ -142,8 +142,8 @@ def _random(state):  # type: ignore[no-untyped-def] # pragma: no cover
     return x
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _select(length, topk, sinks, recent, favourites, chance, drift, state, marks):  # type: ignore[no-untyped-def] # pragma: no cover
+@njit(cache=True)
+def _select(length, topk, sinks, recent, favourites, chance, drift, state, marks):  # type: ignore[no-untyped-def]
     low, high = np.uint64(0xFFFFFFFF), np.uint64(32)
     out = np.empty(topk, dtype=np.int64)
     num = sinks
