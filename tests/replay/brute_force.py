@@ -204,3 +204,74 @@ class FurthestFirst(Policy):
 
     def deaths(self, deaths):
         pass
+
+
+class VllmOracle(Policy):
+    """Pages by name: pinned ones in a set, free blocks in a list, each as the page still in it."""
+
+    def __init__(self, num_blocks, hot_blocks, page_size):
+        self.num_blocks, self.hot_blocks, self.page_size = num_blocks, hot_blocks, page_size
+        self.queue = [None] * num_blocks
+        self.pinned, self.pages, self.asks, self.regions = {}, {}, set(), {}
+
+    def take(self):
+        return self.queue.pop(0)
+
+    def unpin(self, seq, length):
+        full = min(length // self.page_size, self.pages[seq] - 2)
+        for page in sorted((p for p in self.pinned[seq] if p < full), reverse=True):
+            self.pinned[seq].remove(page)
+            self.queue.append((seq, page))
+
+    def advance(self, seq, length):
+        if seq in self.asks and seq not in self.regions:
+            if len(self.queue) < self.hot_blocks:
+                self.unpin(seq, length)
+            if len(self.queue) >= self.hot_blocks:
+                for _ in range(self.hot_blocks):
+                    self.take()
+                self.regions[seq] = Lru(self.hot_blocks * self.page_size)
+        while self.pages[seq] * self.page_size < length:
+            if self.queue:
+                self.take()
+                self.pinned[seq].add(self.pages[seq])
+            self.pages[seq] += 1
+        if seq in self.regions:
+            self.unpin(seq, length)
+        elif len(self.queue) < max(self.hot_blocks, self.num_blocks // 10):
+            self.asks.add(seq)
+
+    def admit(self, admission):
+        seq = admission.seq
+        self.pinned[seq], self.pages[seq] = set(), 0
+        for length in range(1, admission.prompt_tokens + 1):
+            if length % self.page_size == 0 or length == admission.prompt_tokens:
+                self.advance(seq, length)
+
+    def call(self, call):
+        total = Served()
+        for seq, tokens in sequences(call):
+            self.advance(seq, int(call.positions[tokens].max()) + 1)
+            if not call.decode[tokens].any():
+                continue
+            wanted = wanted_by(call, tokens)
+            newest = call.positions[tokens].min()
+            unpinned = {entry[1] for entry in self.queue if entry and entry[0] == seq}
+            readable = self.pinned[seq] | unpinned
+            away = [p for p in wanted if p < newest and p // self.page_size not in readable]
+            fetched = self.regions[seq].serve(away) if seq in self.regions else len(away)
+            total += Served(
+                len(wanted), len(wanted) - fetched, fetched, 0, 0, tokens.stop - tokens.start
+            )
+        return total
+
+    def end(self, end):
+        seq = end.seq
+        self.queue = [None if entry and entry[0] == seq else entry for entry in self.queue]
+        freed = len(self.pinned.pop(seq)) + (self.hot_blocks if seq in self.regions else 0)
+        self.queue += [None] * freed
+        self.asks.discard(seq)
+        self.regions.pop(seq, None)
+
+    def deaths(self, deaths):
+        pass

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from replay.brute_force import FurthestFirst, SglangOracle, SharedOracle, fewest_fetches
+from replay.brute_force import FurthestFirst, SglangOracle, SharedOracle, VllmOracle, fewest_fetches
 from replay.rig import BLOCK, LOGICAL, decode, ending, prefill, random_story, slot
 
 from vllm_ula.errors import ConfigError
@@ -113,6 +113,14 @@ class TestVllmHisparse:
             policy.end(End(seq))
         assert len(policy.free) == 12
 
+    @pytest.mark.parametrize("seed", range(12))
+    def test_random_stories_equal_the_brute_force(self, seed):
+        events = random_story(seed)
+        blocks = 12 + 4 * seed
+        mine = outcomes(VllmHisparse(blocks * BLOCK, 2 * BLOCK, BLOCK), events)
+        assert mine == outcomes(VllmOracle(blocks, 2, BLOCK), events)
+        assert blocks > 40 or sum(s.fetched for s in mine) > 0
+
     @pytest.mark.parametrize("seed", range(8))
     def test_random_stories_lose_no_block(self, seed):
         policy = VllmHisparse(device_rows=30 * BLOCK, hot_rows=2 * BLOCK, page_size=BLOCK)
@@ -195,6 +203,16 @@ class TestBelady:
             sum(s.fetched for s in mine)
             <= replay([SharedLru(LOGICAL, device, BLOCK)], events).fetched
         )
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_the_quota_of_one_request_is_a_shared_pool_of_its_own(self, seed):
+        rng = np.random.default_rng(seed)
+        events = [decode(n, (0, 40 + n, rng.permutation(30)[:4].tolist())) for n in range(40)]
+        for device in (6, 10, 15):
+            mine = outcomes(Belady(events, 0, device, per_request=True), events)
+            theirs = outcomes(FurthestFirst(events, device), events)
+            assert [s.fetched for s in mine] == [s.fetched for s in theirs]
+            assert {s.written_back for s in mine} == {1}
 
     def test_a_quota_is_of_each_request(self):
         story = random_story(3)
