@@ -2,7 +2,7 @@
 
 Published (HiSparse paper, arXiv 2608.07009): misses of a request's hot region of B rows in percent
 of the rows it selects. Fitted are `recent_tail` and `drift`, on LRU at B = 2,048 and 8,192; no
-other figure goes into the fit. The other parameters were set by hand, to the nearest of a dozen
+other figure goes into the fit. The other parameters were set by hand, to the nearest of some twenty
 settings on the same two figures; the held-out ones were in sight then. The defaults give
 
     B      policy   published   synthetic
