@@ -11,6 +11,7 @@ BUDGET_S = {
     "core": 120,
     "traces": 60,
     "reference": 60,
+    "replay": 60,
     "patches": 60,
     "engine": 600,
     "scheduler": 120,

@@ -16,24 +16,26 @@ LINKS = ("connectors", "kernels", "patches")
 
 # A module imports from its own row and the rows above it.
 LAYERS = (
-    ("_version", "records", "errors", "config", "capacity", "models", "host_memory", "logical_id"),
+    ("_version", "records", "errors", "config", "capacity", "models", "systems", "host_memory", "logical_id"),
     ("kernels", "traces"),
     ("residency", "planner", "pools", "transfer"),
     ("planning",),
     ("step",),
+    ("replay",),
     ("connectors", "attention", "block_manager", "compat", "metrics"),
     ("patches",),
     ("plugin", "cli", "tiny_model"),
 )
 LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
 
-MAY_IMPORT_VLLM = {*LAYERS[5], *LAYERS[6], "plugin"}
+MAY_IMPORT_VLLM = {*LAYERS[6], *LAYERS[7], "plugin"}
 # Below the layers that know vLLM, torch is the only third party, with the typing backport it
 # brings; kernels/ adds Triton, what is compiled for the CPU numba. What reads traces needs neither
 # torch nor an engine.
 TORCH = {"torch", "typing_extensions"}
 THIRD_PARTY = {name: TORCH for row in LAYERS[:5] for name in row}
 THIRD_PARTY |= {name: TORCH | {"numba", "numpy"} for name in ("planner", "planning")}
+THIRD_PARTY |= {"replay": TORCH | {"matplotlib", "numba", "numpy", "tqdm"}}
 THIRD_PARTY |= {"logical_id": {"numpy"}, "traces": {"numpy", "pyarrow"}}
 PEERS = {
     "kernels": {"kernels", "records", "errors"},
@@ -160,6 +162,8 @@ def test_modules_are_reached_through_the_links():
         ("transfer.py", "import numpy", "third parties here: torch"),
         ("traces/reader.py", "import torch", "third parties here: numpy, pyarrow"),
         ("traces/reader.py", "from vllm_ula.kernels import x", "traces may import only"),
+        ("systems.py", "import numpy", "third parties here: torch"),
+        ("replay/fit.py", "import vllm", "vllm is not visible"),
         ("logical_id.py", "import pyarrow", "third parties here: numpy"),
         ("helpers.py", "", "has no layer"),
     ],

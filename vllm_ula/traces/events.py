@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Int64s = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Header:
@@ -58,14 +60,14 @@ class BlocksGiven:
 
     seq: int
     first: int
-    blocks: NDArray[np.int64]
+    blocks: Int64s
 
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
     """Blocks int64 `[m]` nobody reads again before writing them."""
 
-    blocks: NDArray[np.int64]
+    blocks: Int64s
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,10 @@ class CallTokens:
 
     call: int
     domain: int
-    seqs: NDArray[np.int64]
-    positions: NDArray[np.int64]
+    seqs: Int64s
+    positions: Int64s
     decode: NDArray[np.bool_]
-    selected_positions: NDArray[np.int64]
+    selected_positions: Int64s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +110,8 @@ class TracedCall(CallTokens):
         selection: int64 `[T, k]` logical slots of `selected_positions`, -1 padded.
     """
 
-    written: NDArray[np.int64]
-    selection: NDArray[np.int64]
+    written: Int64s
+    selection: Int64s
 
 
 Written = Admission | BlocksGiven | Deaths | End | CallTokens

@@ -1,0 +1,1 @@
+"""Replaying selections against cache policies: recorded ones or synthetic ones, no engine."""
