@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="vllm-ula", description="Tools of UlaCache for vLLM.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_tiny_model(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -84,6 +85,63 @@ def _add_tiny_model(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_tiny_model)
 
 
+def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "replay",
+        help="compare policies on a recorded or a synthetic trace",
+        description="Replays the selections of a trace under every policy asked for; prints hit "
+        "rates, rows and bytes moved and the time to plan, saves them, and draws them.",
+    )
+    add = parser.add_argument
+    add("trace", metavar="TRACE", help="directory of a trace, or: synthetic")
+    add(
+        "--policy",
+        default="pb_lru,timestamp_lru,hash_lru,sglang_hisparse,vllm_hisparse,belady",
+        help="names with commas between (%(default)s)",
+    )
+    add(
+        "--device-slots",
+        type=_integers("device_slots", "1024,2048"),
+        default=(),
+        metavar="N,N,...",
+        help="device rows of a domain (a quarter, a half and all of the trace's own)",
+    )
+    add("--device-gib", type=float, help="say who admits how many requests in this many GiB")
+    add("--host-gib", type=float, default=0.0, help="and this many on the host (%(default)s)")
+    add("--recency-buckets", type=_integer("recency_buckets", 64), default=64, help="of pb_lru")
+    add("--bucket-age", default="admitted", help="of pb_lru: admitted, touched or calls")
+    add("--hash-buckets", type=_integer("hash_buckets", 64), default=64, help="of hash_lru")
+    add("--requests", type=_integer("requests", 4), default=4, help="of a synthetic trace")
+    add("--outputs", type=_integer("outputs", 512), default=512, help="tokens of each of them")
+    add("--out", metavar="DIR", help="for the table and the pictures (TRACE.replay)")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from vllm_ula.config import UlaConfig
+    from vllm_ula.replay.command import Options, run
+
+    trace = arguments.trace
+    options = Options(
+        trace=trace,
+        policies=tuple(arguments.policy.split(",")),
+        device_slots=arguments.device_slots,
+        device_gib=arguments.device_gib,
+        host_gib=arguments.host_gib,
+        out=Path(arguments.out or f"{trace.rstrip('/')}.replay"),
+        planner=UlaConfig(
+            recency_buckets=arguments.recency_buckets,
+            bucket_age=arguments.bucket_age,
+            hash_buckets=arguments.hash_buckets,
+        ),
+        requests=arguments.requests,
+        outputs=arguments.outputs,
+    )
+    run(options)
+
+
 def _tiny_model(arguments: argparse.Namespace) -> None:
     from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
 
@@ -106,6 +164,16 @@ def _integer(key: str, works: int) -> Callable[[str], int]:
             return int(text)
         except ValueError:
             raise ConfigError(key, text, "a whole number", works) from None
+
+    return parse
+
+
+def _integers(key: str, works: str) -> Callable[[str], tuple[int, ...]]:
+    def parse(text: str) -> tuple[int, ...]:
+        try:
+            return tuple(map(int, text.split(",")))
+        except ValueError:
+            raise ConfigError(key, text, "whole numbers with commas between", works) from None
 
     return parse
 

@@ -22,9 +22,11 @@ from engine.harness import (
 
 from vllm_ula import step
 from vllm_ula.attention import store
-from vllm_ula.compat import make_planner
 from vllm_ula.config import UlaConfig
 from vllm_ula.connectors.worker import UlaWorker
+from vllm_ula.planner.make import make_planner
+from vllm_ula.planning import Scratch
+from vllm_ula.planning.compiled import CompiledPlanning
 from vllm_ula.records import Call
 from vllm_ula.residency import Residency
 from vllm_ula.tiny_model import TinyModelOptions, write_tiny_model
@@ -184,20 +186,16 @@ def test_maps_replayed_from_the_trace_are_those_of_the_engine(
     """Same homes, same live rows, same counts; and no row is read that is dead."""
     trace, _, (maps, counts) = recorded
     header = trace.header
-    marks = torch.zeros(header.logical_slots, dtype=torch.bool)
-    domains = [
-        step.Domain(
-            Residency(header.device_slots, header.host_slots),
-            make_planner(UlaConfig(), header.device_slots),
-            layers=[],
-            marks=marks,
-        )
-        for _ in header.domains
-    ]
+    domains = []
+    for _ in header.domains:
+        residency = Residency(header.device_slots, header.host_slots)
+        planner = make_planner(UlaConfig(), header.device_slots)
+        planning = CompiledPlanning(residency, planner, Scratch.of(residency))
+        domains.append(step.Domain(planning, layers=[]))
     for event in trace.events():
         if isinstance(event, Deaths):
             for domain in domains:
-                domain.residency.mark_dead(torch.from_numpy(event.blocks), header.block_size)
+                domain.planning.bury(torch.from_numpy(event.blocks), header.block_size)
         elif isinstance(event, TracedCall):
             domain = domains[event.domain]
             selection = torch.from_numpy(event.selection)

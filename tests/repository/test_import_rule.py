@@ -16,7 +16,17 @@ LINKS = ("connectors", "kernels", "patches")
 
 # A module imports from its own row and the rows above it.
 LAYERS = (
-    ("_version", "records", "errors", "config", "capacity", "models", "systems", "host_memory", "logical_id"),
+    (
+        "_version",
+        "records",
+        "errors",
+        "config",
+        "capacity",
+        "models",
+        "systems",
+        "host_memory",
+        "logical_id",
+    ),
     ("kernels", "traces"),
     ("residency", "planner", "pools", "transfer"),
     ("planning",),

@@ -54,6 +54,21 @@ class Trace:
                     except (IndexError, ValueError) as error:
                         raise TraceError(f"{part}: damaged: {error}") from error
 
+    def peak_sequences(self) -> int:
+        """Sequences that run at once, at most; reads one column.
+
+        Raises:
+            TraceError: a part is damaged.
+        """
+        live = peak = 0
+        for part in self.parts:
+            with _opened(part) as file:
+                kind = file.read(columns=["kind"]).column(0).to_numpy()
+            change = (kind == Kind.ADMISSION).astype(np.int64) - (kind == Kind.END)
+            running = live + np.cumsum(change)
+            live, peak = int(running[-1]), max(peak, int(running.max()))
+        return peak
+
 
 def open_trace(path: str | Path) -> Trace:
     """The trace in a directory; its events are not read yet.
