@@ -21,7 +21,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 import vllm_ula
-from benchmarks.cases import CASES, Figure
+from benchmarks.cases import CASES
+from benchmarks.figure import Figure
 from vllm_ula.tiny_model import write_tiny_model
 
 RESULTS = Path(__file__).parent / "results"

@@ -6,12 +6,13 @@ import random
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from benchmarks.arm import Arm, Sample
+from benchmarks.figure import Figure, Progress
+from benchmarks.planner import planner
 from vllm_ula.capacity import GIB, Capacity, TokenBytes, fit, min_device_slots
 from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
 from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
@@ -24,29 +25,6 @@ TOKEN = TokenBytes(  # the tiny model in float32, every layer a domain
     map_device=LAYERS * (MAP_BYTES_PER_DEVICE_SLOT + BYTES_PER_DEVICE_SLOT["pb_lru"]),
 )
 MIB = 2**20
-
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of the table.
-
-    Attributes:
-        case: the case's name.
-        what: what was measured, with its unit.
-        value: with UlaCache, or a ratio.
-        baseline: without it, in the same run; empty for a ratio.
-        goal: what it should be; empty where it is only reported.
-        ok: whether the goal was met.
-    """
-
-    case: str
-    what: str
-    value: str
-    baseline: str = ""
-    goal: str = ""
-    ok: bool = True
 
 
 def decode_resident(directory: str, progress: Progress) -> list[Figure]:
@@ -159,6 +137,7 @@ CASES: dict[str, Callable[[str, Progress], list[Figure]]] = {
     "resident": decode_resident,
     "capacity": capacity,
     "memory": memory,
+    "planner": planner,
 }
 
 

@@ -86,11 +86,12 @@ class UlaWorker:
         self.pool = HostPool(num_host, row_bytes)
         self._warm_up()
         group: object = None
-        scratch = Scratch(torch.zeros(num_device + num_host, dtype=torch.uint8))
+        scratch: Scratch | None = None
         for index, (name, impl) in enumerate(impls.items()):
             if impl.index_group_index == 0:
                 planner = make_planner(self._config, num_device)
                 residency = Residency(num_device, num_host)
+                scratch = scratch or Scratch.of(residency)
                 self.domains.append(Domain(CompiledPlanning(residency, planner, scratch), []))
                 group = impl.index_group
             # Layers of a group are neighbours: its homes lie in scratch memory until the next one.

@@ -10,9 +10,11 @@ exactly one logical slot, dead or live. `translate` reads the map, `remap` is it
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vllm_ula.arrays import filled
 from vllm_ula.errors import IntegrityError
 from vllm_ula.records import DeviceSlots, Exchange, HostSlots, RowStates
 
@@ -32,9 +34,9 @@ class Residency:
     def __init__(self, num_device: int, num_host: int, device: torch.device | str = "cpu") -> None:
         self.num_device = num_device
         self.num_host = num_host
-        self.home = torch.arange(num_device + num_host, dtype=torch.int32, device=device)
-        self.owner = torch.arange(num_device, dtype=torch.int32, device=device)
-        self.live = torch.zeros(num_device + num_host, dtype=torch.bool, device=device)
+        self.home = _slots(num_device + num_host, torch.int32, device)
+        self.owner = _slots(num_device, torch.int32, device)
+        self.live = _slots(num_device + num_host, torch.bool, device).zero_()
 
     @property
     def num_logical(self) -> int:
@@ -114,3 +116,11 @@ class Residency:
         on_device = (self.home < self.num_device).nonzero().squeeze(1)
         if not torch.equal(self.owner[self.home[on_device].long()].long(), on_device):
             raise IntegrityError("owner is not the inverse of home on the device rows")
+
+
+def _slots(num: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """0, 1, 2, ..., in host memory on huge pages."""
+    if torch.device(device).type != "cpu":
+        return torch.arange(num, device=device).to(dtype)
+    slots = torch.from_numpy(filled(num * dtype.itemsize, 0, np.uint8)).view(dtype)
+    return torch.arange(num, out=slots) if dtype is torch.int32 else slots

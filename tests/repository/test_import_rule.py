@@ -18,6 +18,7 @@ LINKS = ("connectors", "kernels", "patches")
 LAYERS = (
     (
         "_version",
+        "arrays",
         "records",
         "errors",
         "config",
@@ -46,6 +47,7 @@ TORCH = {"torch", "typing_extensions"}
 THIRD_PARTY = {name: TORCH for row in LAYERS[:5] for name in row}
 THIRD_PARTY |= {name: TORCH | {"numba", "numpy"} for name in ("planner", "planning")}
 THIRD_PARTY |= {"replay": TORCH | {"matplotlib", "numba", "numpy", "tqdm"}}
+THIRD_PARTY |= {name: TORCH | {"numpy"} for name in ("arrays", "residency")}
 THIRD_PARTY |= {"logical_id": {"numpy"}, "traces": {"numpy", "pyarrow"}}
 PEERS = {
     "kernels": {"kernels", "records", "errors"},

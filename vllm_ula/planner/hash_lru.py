@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
@@ -55,20 +54,20 @@ class HashLru(StampPlanner):
     @override
     def touch(self, slots: DeviceSlots) -> None:
         super().touch(slots)
-        self._renew(slots.index.numpy())
+        self._touched(slots.index.numpy())
 
     @override
     def stamped(self, current: int, rewritten: int, revived: int, touched: Ints) -> None:
         super().stamped(current, rewritten, revived, touched)
-        self._renew(touched)
+        self._touched(touched)
 
-    def _renew(self, slots: Ints) -> None:
-        _renew(self.previous, self.next, self.bucket, slots, self.num_device)
+    def _touched(self, slots: Ints) -> None:
+        _touched(self.previous, self.next, self.bucket, slots, self.num_device)
 
     @override
-    def admit(self, slots: DeviceSlots, owners: Tensor) -> None:
-        super().admit(slots, owners)
-        self._move(slots.index.numpy(), owners.numpy())
+    def renew(self, slots: Ints, owners: Ints) -> None:
+        super().renew(slots, owners)
+        self._move(slots, owners)
 
     @override
     def _coldest_live(self, incoming: Ints, victims: Ints, found: int) -> None:
@@ -128,7 +127,7 @@ def _move(
 
 
 @compiled
-def _renew(previous: Links, next_: Links, bucket: Links, slots: Ints, num_device: int) -> None:
+def _touched(previous: Links, next_: Links, bucket: Links, slots: Ints, num_device: int) -> None:
     """Rows become the newest of the bucket they are in."""
     for slot in slots:
         next_[previous[slot]], previous[next_[slot]] = next_[slot], previous[slot]

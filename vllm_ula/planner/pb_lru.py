@@ -18,7 +18,6 @@ used since its queue was last looked through, however large the pool is.
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
@@ -33,7 +32,6 @@ from vllm_ula.planner.queues import (
     rows_of,
 )
 from vllm_ula.planner.stamps import Ints, StampPlanner, Stamps
-from vllm_ula.records import DeviceSlots
 
 
 class PbLru(StampPlanner):
@@ -69,6 +67,7 @@ class PbLru(StampPlanner):
         self.queue = np.arange(num_buckets, dtype=np.int32)
         self.queues = Queues(num_device, num_buckets)
         self._taken: Ints = np.empty(0, dtype=np.int64)
+        self._num_taken = 0
         append_all(*self.queues.arrays, 0, num_device)
 
     @override
@@ -108,19 +107,24 @@ class PbLru(StampPlanner):
             found,
         )
         self._taken = victims[found:]
+        self._num_taken = len(victims) - found
 
     @override
-    def choose(self, incoming: Tensor) -> DeviceSlots:
-        self._put_back(self._taken)
-        return super().choose(incoming)
+    def victims(self, incoming: Ints) -> Ints:
+        if self._num_taken:  # chosen before and not admitted
+            self._put_back(self._taken)
+        return super().victims(incoming)
 
     @override
-    def admit(self, slots: DeviceSlots, owners: Tensor) -> None:
-        super().admit(slots, owners)
-        self._put_back(slots.index.numpy())
+    def renew(self, slots: Ints, owners: Ints) -> None:
+        super().renew(slots, owners)
+        if self._num_taken:
+            self._put_back(slots)
 
-    def _put_back(self, taken: Ints) -> None:
-        put_back(*self.queues.arrays, self.stamp, self.flags, self.edges, self.queue, taken)
+    def _put_back(self, slots: Ints) -> None:
+        self._num_taken -= put_back(
+            *self.queues.arrays, self.stamp, self.flags, self.edges, self.queue, slots
+        )
 
     def levels(self) -> Ints:
         """int64 `[D]`: 0 for cold rows to `num_buckets - 1` for rows of the open bucket."""

@@ -132,17 +132,23 @@ def put_back(
     edges: Stamps,
     queue: Rows,
     slots: Ints,
-) -> None:
+) -> int:
     """Rows that were taken go to the queue of their bucket; others are where they are.
 
     From the last to the first: a selection names what it wants most first, and of one call that
     shall be given up last.
+
+    Returns:
+        Rows that were taken.
     """
+    num = 0
     for row in slots[::-1]:
         if flags[row] & TAKEN:
             flags[row] &= ~TAKEN
             level = level_of(stamp[row], edges, 0, len(edges) - 1)
             append(rows, size, next_, first, last, queue[level], row)
+            num += 1
+    return num
 
 
 @compiled

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from vllm_ula.errors import IntegrityError
+from vllm_ula.arrays import filled
+from vllm_ula.errors import IntegrityError, NotEnoughVictims
 from vllm_ula.planner.base import Planner
 from vllm_ula.planner.jit import compiled
 from vllm_ula.records import DeviceSlots
 
 Ints = NDArray[np.int64]
 Stamps = NDArray[np.int32]
+Flags = NDArray[np.uint8]
 
 MAX_CLOCK = 2**31 - 8  # even, as is its half
 
@@ -46,8 +48,8 @@ class StampPlanner(Planner):
     def __init__(self, num_device: int) -> None:
         super().__init__(num_device)
         self.clock = 0
-        self.stamp: Stamps = np.full(num_device, -1, dtype=np.int32)
-        self.flags = np.zeros(num_device, dtype=np.uint8)
+        self.stamp: Stamps = filled(num_device, -1, np.int32)
+        self.flags: Flags = filled(num_device, 0, np.uint8)
         self.stack = np.zeros(num_device, dtype=np.int32)
         self.num_stacked = self.num_dead = 0
         self.current = self.admitted = 0
@@ -71,11 +73,14 @@ class StampPlanner(Planner):
 
     @override
     def admit(self, slots: DeviceSlots, owners: Tensor) -> None:
-        index = slots.index.numpy()
-        new, revived = _admit(self.stamp, self.flags, index, self.clock + 1)
+        self.renew(slots.index.numpy(), owners.numpy())
+
+    def renew(self, slots: Ints, owners: Ints) -> None:
+        """`admit` for arrays."""
+        new, revived = _admit(self.stamp, self.flags, slots, self.clock + 1)
         self.current += new
         self.num_dead -= revived
-        self.admitted += len(index)
+        self.admitted += len(slots)
 
     @override
     def bury(self, slots: DeviceSlots) -> None:
@@ -106,7 +111,17 @@ class StampPlanner(Planner):
 
     @override
     def _coldest(self, incoming: Tensor) -> Tensor:
+        return torch.from_numpy(self.victims(incoming.numpy()))
+
+    def victims(self, incoming: Ints) -> Ints:
+        """`choose` for arrays; the answer is overwritten by the next one.
+
+        Raises:
+            NotEnoughVictims: as `choose`.
+        """
         num = len(incoming)
+        if num > self.num_device - self.current:
+            raise NotEnoughVictims(num, self.num_device - self.current)
         if num > len(self._victims):
             self._victims = np.empty(2 * num, dtype=np.int64)
         victims = self._victims[:num]
@@ -114,8 +129,8 @@ class StampPlanner(Planner):
             self.stamp, self.flags, self.stack, self.num_stacked, self.clock, victims
         )
         if found < num:
-            self._coldest_live(incoming.numpy(), victims, found)
-        return torch.from_numpy(victims)
+            self._coldest_live(incoming, victims, found)
+        return victims
 
     @abstractmethod
     def _coldest_live(self, incoming: Ints, victims: Ints, found: int) -> None:

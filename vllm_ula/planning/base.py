@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vllm_ula.arrays import filled
 from vllm_ula.errors import IntegrityError
 from vllm_ula.planner import Planner
 from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
@@ -30,26 +34,33 @@ class Scratch:
 
     Attributes:
         marks: uint8 `[N]`, all 0 between calls.
-        buffers: grown as calls need them, by name.
+        buffers: of host memory, grown as calls need them, by name; and the same as tensors.
+        homes: views of two of the buffers, of the last call.
     """
 
     marks: Tensor
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, tuple[NDArray[Any], Tensor]] = field(default_factory=dict)
+    homes: Homes | None = None
 
     @classmethod
     def of(cls, residency: Residency) -> Scratch:
         """For domains with as many logical slots as `residency`."""
         home = residency.home
-        return cls(torch.zeros(home.numel(), dtype=torch.uint8, device=home.device))
+        if home.device.type != "cpu":
+            return cls(torch.zeros(home.numel(), dtype=torch.uint8, device=home.device))
+        return cls(torch.from_numpy(filled(home.numel(), 0, np.uint8)))
 
-    def buffer(self, name: str, num: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """`num` elements that stay as they are until the buffer is asked for again."""
+    def buffer(
+        self, name: str, num: int, dtype: torch.dtype = torch.int64
+    ) -> tuple[NDArray[Any], Tensor]:
+        """At least `num` elements, left alone until the buffer is asked for again."""
         found = self.buffers.get(name)
-        if found is None or found.numel() < num:
+        if found is None or len(found[0]) < num:
             # Half as much again: batches that grow by one request do not allocate every time.
-            found = torch.empty(max(num * 3 // 2, 64), dtype=dtype, device=self.marks.device)
-            self.buffers[name] = found
-        return found[:num]
+            self.homes = None
+            tensor = torch.empty(max(num * 3 // 2, 64), dtype=dtype)
+            found = self.buffers[name] = tensor.numpy(), tensor
+        return found
 
 
 class Planning(ABC):

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from vllm_ula.planner.jit import compiled
 from vllm_ula.planner.stamps import DEAD, StampPlanner
-from vllm_ula.planning.base import NOTHING, Planning, Scratch
+from vllm_ula.planning.base import NO_SLOTS, NOTHING, Planning, Scratch
 from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
 from vllm_ula.residency import Residency
 
@@ -44,92 +44,101 @@ class CompiledPlanning(Planning):
         self._owner = residency.owner.numpy()
         self._live = residency.live.numpy()
         self._marks = scratch.marks.numpy()
+        # Entries of the selection that the call's exchange may move: misses, and rows in place.
+        self._missed: Ints = np.empty(0, dtype=np.int64)
 
     @override
     def plan(self, call: Call) -> CallPlan:
         planner, buffer = self.planner, self.scratch.buffer
         planner.begin_call()
-        written, selection = call.written, call.selection
-        most = written.numel() + selection.numel()
-        homes = Homes(
-            buffer("written", written.numel()),
-            buffer("selected", selection.numel()).view(selection.shape),
-        )
-        incoming, in_place = buffer("incoming", most), buffer("in place", selection.numel())
-        fetch = buffer("fetch", most, torch.bool)
-        touched = buffer("touched", most if planner.wants_touched else 0)
-        counts = _pass(
+        selection = call.selection.numpy()
+        num_written, num_selected = call.written.numel(), selection.size
+        homes = self._homes(num_written, call.selection.shape)
+        written_homes, _ = buffer("written homes", num_written)
+        selected_homes, _ = buffer("selected homes", num_selected)
+        incoming, incoming_tensor = buffer("incoming", num_written + num_selected)
+        fetch, fetch_tensor = buffer("fetch", num_written + num_selected, torch.bool)
+        in_place, in_place_tensor = buffer("in place", num_selected)
+        missed, _ = buffer("missed", num_selected)
+        most_touched = num_written + num_selected if planner.wants_touched else 0
+        touched, _ = buffer("touched", most_touched)
+        promoted, num, num_in_place, num_missed, current, rewritten, revived, num_touched = _pass(
             self._home,
             planner.stamp,
             planner.flags,
             self._marks,
             planner.clock,
             planner.num_dead,
-            written.numpy(),
+            call.written.numpy(),
             call.written_by_decode.numpy(),
-            selection.numpy(),
+            selection,
             call.decode.numpy(),
-            homes.written.numpy(),
-            homes.selected.numpy(),
-            incoming.numpy(),
-            fetch.numpy(),
-            in_place.numpy(),
-            touched.numpy(),
+            written_homes,
+            selected_homes,
+            incoming,
+            fetch,
+            in_place,
+            missed,
+            touched,
             planner.wants_touched,
         )
-        promoted, num_incoming, num_in_place, current, rewritten, revived, num_touched = counts
-        planner.stamped(current, rewritten, revived, touched[:num_touched].numpy())
-        exchange = self._exchange(incoming[:num_incoming], fetch[:num_incoming])
-        return CallPlan(exchange, homes, promoted, in_place[:num_in_place])
-
-    def _exchange(self, incoming: Tensor, fetch: Tensor) -> Exchange:
-        if not (num := incoming.numel()):
-            return NOTHING
-        victims = self.planner.choose(incoming)
-        vacated = self.scratch.buffer("vacated", num)
-        write_back = self.scratch.buffer("write back", num, torch.bool)
-        _trade(
-            self._home,
-            self._owner,
-            self._live,
-            incoming.numpy(),
-            victims.index.numpy(),
-            vacated.numpy(),
-            write_back.numpy(),
+        self._missed = missed[:num_missed]
+        planner.stamped(current, rewritten, revived, touched[:num_touched])
+        exchange = NOTHING
+        if num:
+            victims, vacated, write_back = self._trade(incoming[:num])
+            exchange = Exchange(
+                incoming_tensor[:num], victims, vacated, fetch_tensor[:num], write_back
+            )
+        return CallPlan(
+            exchange=exchange,
+            homes=homes,
+            promoted=promoted,
+            in_place=in_place_tensor[:num_in_place] if num_in_place else NO_SLOTS,
         )
-        return Exchange(incoming, victims, HostSlots(vacated), fetch, write_back)
+
+    def _homes(self, num_written: int, shape: torch.Size) -> Homes:
+        """Views of the buffers of homes; kept, since calls of a step have the same shapes."""
+        kept = self.scratch.homes
+        if kept is None or kept.selected.shape != shape or kept.written.numel() != num_written:
+            _, written = self.scratch.buffer("written homes", num_written)
+            _, selected = self.scratch.buffer("selected homes", shape.numel())
+            kept = Homes(written[:num_written], selected[: shape.numel()].view(shape))
+            self.scratch.homes = kept
+        return kept
+
+    def _trade(self, incoming: Ints) -> tuple[DeviceSlots, HostSlots, Tensor]:
+        """Victims of the incoming rows, the host rows they get for it, and which are live."""
+        num = len(incoming)
+        victims = self.planner.victims(incoming)
+        vacated, vacated_tensor = self.scratch.buffer("vacated", num)
+        write_back, write_back_tensor = self.scratch.buffer("write back", num, torch.bool)
+        _trade(self._home, self._owner, self._live, incoming, victims, vacated, write_back)
+        return (
+            DeviceSlots(torch.from_numpy(victims)),
+            HostSlots(vacated_tensor[:num]),
+            write_back_tensor[:num],
+        )
 
     @override
     def complete(self, call: Call, plan: CallPlan) -> Homes:
-        exchange, homes = plan.exchange, plan.homes
-        written = call.written.numpy()
-        if len(exchange):
-            _remap(
-                self._home,
-                self._owner,
-                exchange.incoming.numpy(),
-                exchange.victims.index.numpy(),
-                exchange.vacated.index.numpy(),
-            )
-            self.planner.admit(exchange.victims, exchange.incoming)
-            _translate(self._home, written, homes.written.numpy())
-            selection = call.selection.view(-1).numpy()
-            _translate(self._home, selection, homes.selected.view(-1).numpy())
+        exchange, written = plan.exchange, call.written.numpy()
         _mark_live(self._live, written)
-        return homes
+        if len(exchange):
+            incoming, victims = exchange.incoming.numpy(), exchange.victims.index.numpy()
+            _remap(self._home, self._owner, incoming, victims, exchange.vacated.index.numpy())
+            self.planner.renew(victims, incoming)
+            _translate(self._home, written, plan.homes.written.numpy())
+            selection, selected = call.selection.numpy(), plan.homes.selected.numpy()
+            _translate_some(self._home, selection.reshape(-1), selected.reshape(-1), self._missed)
+        return plan.homes
 
     @override
     def bury(self, blocks: Tensor, block_size: int) -> None:
-        slots = self.scratch.buffer("buried", blocks.numel() * block_size)
-        num = _bury(
-            self._home,
-            self._live,
-            self.residency.num_device,
-            blocks.numpy(),
-            block_size,
-            slots.numpy(),
-        )
-        self.planner.bury(DeviceSlots(slots[:num]))
+        slots, slots_tensor = self.scratch.buffer("buried", blocks.numel() * block_size)
+        num_device = self.residency.num_device
+        num = _bury(self._home, self._live, num_device, blocks.numpy(), block_size, slots)
+        self.planner.bury(DeviceSlots(slots_tensor[:num]))
 
 
 @compiled
@@ -149,9 +158,10 @@ def _pass(
     incoming: Ints,
     fetch: Bools,
     in_place: Ints,
+    missed: Ints,
     touched: Ints,
     wants_touched: bool,
-) -> tuple[int, int, int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int, int, int]:
     num_device = len(stamp)
     rewritten = revived = num_touched = 0
     for i in range(len(written)):
@@ -175,7 +185,7 @@ def _pass(
             room -= 1
 
     num_tokens, topk = selection.shape
-    promoted = num_incoming = num_in_place = hits = 0
+    promoted = num_incoming = num_in_place = num_missed = hits = 0
     stop = num_tokens  # the first decode token whose selection does not fit, and all after it
     for t in range(num_tokens):
         if not decode[t]:
@@ -183,13 +193,15 @@ def _pass(
         if room < topk and _num_new(home, stamp, marks, clock, selection[t]) > room:
             stop = t
             break
+        first = t * topk
+        # Reads that may miss every cache stand alone, so that many of them are under way at once.
         for k in range(topk):
             slot = selection[t, k]
-            if slot < 0:
-                selected_homes[t, k] = -1
+            selected_homes[first + k] = home[slot] if slot >= 0 else -1
+        for k in range(topk):
+            h = selected_homes[first + k]
+            if h < 0:
                 continue
-            h = home[slot]
-            selected_homes[t, k] = h
             if h < num_device:
                 s = stamp[h]
                 if s <= clock:
@@ -201,7 +213,11 @@ def _pass(
                         if wants_touched:
                             touched[num_touched] = h
                             num_touched += 1
-            elif not marks[slot] & MISSING:
+                continue
+            missed[num_missed] = first + k
+            num_missed += 1
+            slot = selection[t, k]
+            if not marks[slot] & MISSING:
                 room -= not marks[slot] & PLACED
                 promoted += 1
                 incoming[num_incoming] = slot
@@ -215,10 +231,12 @@ def _pass(
         for k in range(topk):
             slot = selection[t, k]
             if slot < 0:
-                selected_homes[t, k] = -1
+                selected_homes[t * topk + k] = -1
                 continue
             h = home[slot]
-            selected_homes[t, k] = h
+            selected_homes[t * topk + k] = h
+            missed[num_missed] = t * topk + k
+            num_missed += 1
             is_promoted = stamp[h] == clock + 1 if h < num_device else marks[slot] & MISSING
             if not is_promoted and not marks[slot] & IN_PLACE:
                 marks[slot] |= IN_PLACE
@@ -245,7 +263,16 @@ def _pass(
     for i in range(len(written)):
         marks[written[i]] = 0
     current = rewritten + hits
-    return promoted, num_incoming, num_in_place, current, rewritten, revived, num_touched
+    return (
+        promoted,
+        num_incoming,
+        num_in_place,
+        num_missed,
+        current,
+        rewritten,
+        revived,
+        num_touched,
+    )
 
 
 @compiled
@@ -294,7 +321,14 @@ def _remap(home: Slots, owner: Slots, incoming: Ints, victims: Ints, vacated: In
 def _translate(home: Slots, slots: Ints, homes: Ints) -> None:
     """`Residency.translate`, compiled."""
     for i in range(len(slots)):
-        homes[i] = home[slots[i]] if slots[i] >= 0 else -1
+        homes[i] = home[slots[i]]
+
+
+@compiled
+def _translate_some(home: Slots, slots: Ints, homes: Ints, at: Ints) -> None:
+    """The same, of what an exchange may have moved."""
+    for i in at:
+        homes[i] = home[slots[i]]
 
 
 @compiled
