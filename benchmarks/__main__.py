@@ -26,7 +26,8 @@ from benchmarks.figure import Figure
 from vllm_ula.tiny_model import write_tiny_model
 
 RESULTS = Path(__file__).parent / "results"
-STEPS = 2 * 6 + 4 + 2  # progress ticks of all cases
+# Progress ticks of a case.
+STEPS = {"resident": 24, "capacity": 4, "memory": 2, "planner": 9, "policies": 5, "simulated": 8}
 
 
 def main() -> int:
@@ -39,10 +40,11 @@ def main() -> int:
         if case not in CASES:
             parser.error(f"CASE={case}: must be one of {', '.join(CASES)}")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    chosen = arguments.cases or list(CASES)
     figures: list[Figure] = []
     with (
         tempfile.TemporaryDirectory() as directory,
-        tqdm(total=STEPS, disable=not sys.stderr.isatty()) as bar,
+        tqdm(total=sum(STEPS[case] for case in chosen), disable=not sys.stderr.isatty()) as bar,
     ):
         write_tiny_model(directory)
 
@@ -50,7 +52,7 @@ def main() -> int:
             bar.set_description(what)
             bar.update()
 
-        for case in arguments.cases or CASES:
+        for case in chosen:
             figures += CASES[case](directory, progress)
     show(figures)
     if arguments.save:
@@ -60,7 +62,7 @@ def main() -> int:
 
 def show(figures: list[Figure]) -> None:
     """Print the figures as a table."""
-    table = Table("case", "what", "with UlaCache", "without", "goal", "")
+    table = Table("case", "what", "value", "baseline", "goal", "")
     for f in figures:
         verdict = ("ok" if f.ok else "MISSED") if f.goal else ""
         table.add_row(f.case, f.what, f.value, f.baseline, f.goal, verdict)

@@ -34,6 +34,7 @@ class Sample:
         max_running: requests running at once, at most.
         preempted: requests preempted.
         tokens: sampled tokens, request by request.
+        plan_seconds: UlaCache planned in `decode_seconds`; 0 without it.
     """
 
     seconds: float
@@ -42,6 +43,7 @@ class Sample:
     max_running: int
     preempted: int
     tokens: list[list[int]]
+    plan_seconds: float
 
 
 class Arm:
@@ -110,12 +112,13 @@ def _batch(llm: Any, prompts: list[list[int]], max_tokens: int) -> Sample:
         engine.add_request(str(i), {"prompt_token_ids": prompt}, sampling)
     tokens: dict[str, list[int]] = {}
     start = time.perf_counter()
-    decode_start, sampled, max_running = None, 0, 0
+    decode_start, sampled, max_running, planned = None, 0, 0, 0.0
     while engine.has_unfinished_requests():
         for output in engine.step():
             tokens[output.request_id] = list(output.outputs[0].token_ids)
         max_running = max(max_running, len(scheduler.running))
         if decode_start is None and len(tokens) == len(prompts):
+            planned = _plan_seconds(llm)
             decode_start, sampled = time.perf_counter(), sum(map(len, tokens.values()))
     end = time.perf_counter()
     scheduler._preempt_request = preempt
@@ -127,7 +130,13 @@ def _batch(llm: Any, prompts: list[list[int]], max_tokens: int) -> Sample:
         max_running=max_running,
         preempted=preempted,
         tokens=[tokens[str(i)] for i in range(len(prompts))],
+        plan_seconds=_plan_seconds(llm) - planned,
     )
+
+
+def _plan_seconds(llm: Any) -> float:
+    """Seconds of planning so far."""
+    return float(sum(m.sum for m in llm.get_metrics() if m.name == "vllm:ula_plan_seconds"))
 
 
 def _serve(arguments: dict[str, Any]) -> None:
@@ -139,7 +148,7 @@ def _serve(arguments: dict[str, Any]) -> None:
     ula = arguments.pop("ula")
     if ula is not None:
         arguments["kv_transfer_config"] = vllm_ula.kv_transfer_config(**ula)
-    llm = LLM(enforce_eager=True, **arguments)
+    llm = LLM(enforce_eager=True, disable_log_stats=False, **arguments)
     blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
     print(json.dumps({"vllm": vllm.__version__, "blocks": blocks}), flush=True)
     for line in sys.stdin:

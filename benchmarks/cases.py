@@ -13,6 +13,7 @@ import psutil
 from benchmarks.arm import Arm, Sample
 from benchmarks.figure import Figure, Progress
 from benchmarks.planner import planner
+from benchmarks.policies import policies, simulated
 from vllm_ula.capacity import GIB, Capacity, TokenBytes, fit, min_device_slots
 from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
 from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
@@ -47,13 +48,17 @@ def decode_resident(directory: str, progress: Progress) -> list[Figure]:
                     f"{1000 * batch / without:.2f}",
                 )
             )
+            share = statistics.median(a.plan_seconds / a.decode_seconds for a, _ in pairs)
+            figures.append(
+                Figure("resident", f"planning, % of the step, batch {batch}", f"{share:.1%}")
+            )
             figures.append(
                 Figure(
                     "resident",
                     f"tokens/s on / off, batch {batch} (median of {len(rates)} pairs)",
                     f"{ratio:.3f}",
-                    goal=">= 0.85" if gated else "",
-                    ok=not gated or ratio >= 0.85,
+                    goal=">= 0.95" if gated else "",
+                    ok=not gated or ratio >= 0.95,
                 )
             )
     return figures
@@ -138,6 +143,8 @@ CASES: dict[str, Callable[[str, Progress], list[Figure]]] = {
     "capacity": capacity,
     "memory": memory,
     "planner": planner,
+    "policies": policies,
+    "simulated": simulated,
 }
 
 

@@ -15,8 +15,8 @@ class Figure:
     Attributes:
         case: the case's name.
         what: what was measured, with its unit.
-        value: with UlaCache, or a ratio.
-        baseline: without it, in the same run; empty for a ratio.
+        value: with UlaCache, of the first named, or a ratio.
+        baseline: without it, or of the second named, in the same run; empty for a ratio.
         goal: what it should be; empty where it is only reported.
         ok: whether the goal was met.
     """

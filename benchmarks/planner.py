@@ -196,7 +196,8 @@ def measure(rows: int, requests: int, missing: float = MISSING, calls: int = CAL
 def sizes() -> list[tuple[int, int]]:
     """Rows and requests of the sweep: references are at most a quarter of the rows."""
     pairs = [(1 << power, requests) for power in SIZES for requests in REQUESTS]
-    return [(rows, requests) for rows, requests in pairs if requests * TOPK <= rows // 4]
+    fitting = [(rows, requests) for rows, requests in pairs if requests * TOPK <= rows // 4]
+    return [(1 << SIZES[0], 8), *fitting]  # the smallest pool has room for 8 requests only
 
 
 def planner(directory: str, progress: Progress) -> list[Figure]:

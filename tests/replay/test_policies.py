@@ -5,11 +5,11 @@ import pytest
 from replay.brute_force import FurthestFirst, SglangOracle, SharedOracle, VllmOracle, fewest_fetches
 from replay.rig import BLOCK, LOGICAL, decode, ending, prefill, random_story, slot
 
+from tests.replay.shared_lru import SharedLru
 from vllm_ula.errors import ConfigError
 from vllm_ula.replay.belady import Belady
 from vllm_ula.replay.policy import Served, feed, replay
 from vllm_ula.replay.sglang_hisparse import SglangHiSparse
-from vllm_ula.replay.shared_lru import SharedLru
 from vllm_ula.replay.vllm_hisparse import VllmHisparse
 from vllm_ula.traces.events import Admission, End
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.replay.shared_lru import SharedLru
 from vllm_ula.replay import fit
 from vllm_ula.replay.policy import replay
-from vllm_ula.replay.shared_lru import SharedLru
 from vllm_ula.replay.synthetic import Selector, Statistics, favourite_chances, recent_chances
 from vllm_ula.replay.workload import Workload, generate, header
 from vllm_ula.traces.events import Admission, Deaths, End, TracedCall

@@ -18,10 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_ula.errors import ConfigError
+from vllm_ula.planner.pb_lru import PbLru
 from vllm_ula.replay.cost_model import B300_COST, H200_COST, CostModel, ModelledStep, step
 from vllm_ula.replay.policy import Policy, Served, replay
+from vllm_ula.replay.serving import ServingPolicy
 from vllm_ula.replay.sglang_hisparse import SglangHiSparse
-from vllm_ula.replay.shared_lru import SharedLru
 from vllm_ula.replay.synthetic import Statistics
 from vllm_ula.replay.vllm_hisparse import VllmHisparse
 from vllm_ula.replay.workload import Workload, generate
@@ -42,6 +43,11 @@ TOKENS = 90_145
 
 # Makes the policy of a shared pool from logical slots, device slots and block size.
 SharedPool = Callable[[int, int, int], Policy]
+
+
+def pb_lru(logical_slots: int, device_slots: int, block_size: int) -> Policy:
+    """The planner UlaCache serves with."""
+    return ServingPolicy(PbLru(device_slots), logical_slots, block_size)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def simulate(
     hot_rows: int = 4096,
     statistics: Statistics | None = None,
     effort: Effort | None = None,
-    shared_pool: SharedPool = SharedLru,
+    shared_pool: SharedPool = pb_lru,
 ) -> Simulated:
     """Replay a sample of one rank.
 
