@@ -21,6 +21,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 import vllm_ula
+from benchmarks import planner
 from benchmarks.cases import CASES
 from benchmarks.figure import Figure
 from vllm_ula.tiny_model import write_tiny_model
@@ -88,6 +89,7 @@ def save(figures: list[Figure], path: Path) -> None:
         for figure in figures:
             writer.writerow([*vars(figure).values(), *where.values()])
     print(f"saved {path}")
+    planner.draw(path.with_name("plan_time.png"))
 
 
 if __name__ == "__main__":

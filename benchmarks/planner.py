@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from vllm_ula.planner.timestamp_lru import TimestampLru
 from vllm_ula.planning import Scratch
 from vllm_ula.planning.compiled import CompiledPlanning
 from vllm_ula.records import Call
+from vllm_ula.replay.plots import PlanTime, plan_times
 from vllm_ula.residency import Residency
 
 Ints = NDArray[np.int64]
@@ -160,6 +162,8 @@ class Measured:
     to_scan: float
 
 
+MEASURED: list[Measured] = []
+
 MAKE: dict[str, Callable[[int, int, float], Contender]] = {
     "pb_lru": lambda rows, requests, missing: Planned(PbLru(rows), requests, missing),
     "list": Listed,
@@ -200,11 +204,25 @@ def sizes() -> list[tuple[int, int]]:
     return [(1 << SIZES[0], 8), *fitting]  # the smallest pool has room for 8 requests only
 
 
+def draw(path: Path) -> None:
+    """Draw what `planner` has measured with 16 requests (8 in the smallest pool)."""
+    names = {"pb_lru": "PB-LRU", "list": "exact LRU, list", "scan": "exact LRU, scan"}
+    points = [
+        PlanTime(names[name], m.rows, ns)
+        for m in MEASURED
+        if m.requests <= REQUESTS[0]
+        for name, ns in m.ns.items()
+    ]
+    if points:
+        plan_times(path, points, "Planning a call: 16 requests x 2,048 references, 13 % missing")
+
+
 def planner(directory: str, progress: Progress) -> list[Figure]:
     """The sweep, its growth, and one request without a miss."""
     figures, by_size = [], {}
     for rows, requests in sizes():
         m = by_size[rows, requests] = measure(rows, requests)
+        MEASURED.append(m)
         main = (rows, requests) == (1 << 20, 64)
         progress(f"planner, 2^{rows.bit_length() - 1} rows")
         name = f"2^{rows.bit_length() - 1} rows, {requests} requests"

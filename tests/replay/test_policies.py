@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from replay.brute_force import FurthestFirst, SglangOracle, SharedOracle, VllmOracle, fewest_fetches
 from replay.rig import BLOCK, LOGICAL, decode, ending, prefill, random_story, slot
+from replay.shared_lru import SharedLru
 
-from tests.replay.shared_lru import SharedLru
 from vllm_ula.errors import ConfigError
 from vllm_ula.replay.belady import Belady
 from vllm_ula.replay.policy import Served, feed, replay

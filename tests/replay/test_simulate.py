@@ -48,7 +48,7 @@ def test_another_shared_pool_can_be_plugged_in():
     asked = []
 
     def shared_pool(*sizes):
-        from tests.replay.shared_lru import SharedLru
+        from replay.shared_lru import SharedLru
 
         asked.append(sizes)
         return SharedLru(*sizes)

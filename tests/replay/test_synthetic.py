@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from replay.shared_lru import SharedLru
 
-from tests.replay.shared_lru import SharedLru
 from vllm_ula.replay import fit
 from vllm_ula.replay.policy import replay
 from vllm_ula.replay.synthetic import Selector, Statistics, favourite_chances, recent_chances
