@@ -12,9 +12,9 @@ host. Victims are dead rows, then the row used longest ago, never a row of the c
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from typing_extensions import override
 
+from vllm_ula.planner.jit import compiled
 from vllm_ula.replay.policy import Policy, Served
 from vllm_ula.traces.events import Admission, Deaths, End, TracedCall
 
@@ -92,7 +92,7 @@ class SharedLru(Policy):
         return slots
 
 
-@njit(cache=True)
+@compiled
 def _move(slot, behind, after, before):  # type: ignore[no-untyped-def]
     if behind == slot:
         return
@@ -104,7 +104,7 @@ def _move(slot, behind, after, before):  # type: ignore[no-untyped-def]
     after[behind] = slot
 
 
-@njit(cache=True)
+@compiled
 def _die(slots, home, live, after, before):  # type: ignore[no-untyped-def]
     ring = len(after) - 1
     for row in slots:
@@ -113,7 +113,7 @@ def _die(slots, home, live, after, before):  # type: ignore[no-untyped-def]
             _move(home[row], ring, after, before)
 
 
-@njit(cache=True)
+@compiled
 def _seat(row, home, owner, live, after, before):  # type: ignore[no-untyped-def]
     """Give a row the oldest device row; returns 1 if the row that leaves is live."""
     ring = len(after) - 1
@@ -126,7 +126,7 @@ def _seat(row, home, owner, live, after, before):  # type: ignore[no-untyped-def
     return np.int64(live[leaves])
 
 
-@njit(cache=True)
+@compiled
 def _call(  # type: ignore[no-untyped-def]
     writes,
     decode,

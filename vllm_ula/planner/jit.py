@@ -16,4 +16,7 @@ def compiled(function: F) -> F:
     What is compiled is kept beside the source, or where NUMBA_CACHE_DIR says. numba looks at the
     source of the function itself alone: what it calls must be in the same file.
     """
-    return cast("F", njit(cache=True, nogil=True)(function))
+    try:
+        return cast("F", njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # neither the folder of the source nor a home directory can be written
+        return cast("F", njit(nogil=True)(function))

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from vllm_ula.errors import ConfigError
+from vllm_ula.planner.jit import compiled
 from vllm_ula.replay.next_use import FILL, READ, WRITE, Uses
 from vllm_ula.replay.policy import Distinct, Policy, Served, sequences
 from vllm_ula.traces.events import Admission, Deaths, End, Event, Int64s, TracedCall
@@ -162,7 +162,7 @@ class _Rows:
         return self.head, self.at, self.after, self.before, self.size, self.furthest
 
 
-@njit(cache=True)
+@compiled
 def _remove(key, head, at, after, before):  # type: ignore[no-untyped-def]
     if before[key] >= 0:
         after[before[key]] = after[key]
@@ -173,7 +173,7 @@ def _remove(key, head, at, after, before):  # type: ignore[no-untyped-def]
     at[key] = -1
 
 
-@njit(cache=True)
+@compiled
 def _insert(key, place, head, at, after, before):  # type: ignore[no-untyped-def]
     at[key] = place
     before[key] = -1
@@ -183,7 +183,7 @@ def _insert(key, place, head, at, after, before):  # type: ignore[no-untyped-def
     head[place] = key
 
 
-@njit(cache=True)
+@compiled
 def _serve(  # type: ignore[no-untyped-def]
     keys, kinds, next_use, first, never, group, room, head, at, after, before, size, furthest
 ):

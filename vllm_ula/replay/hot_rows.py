@@ -12,8 +12,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from numba import njit
 
+from vllm_ula.planner.jit import compiled
 from vllm_ula.traces.events import Int64s
 
 
@@ -81,7 +81,7 @@ class HotRows:
         return [p for p in self.position[self.order].tolist() if p >= 0]
 
 
-@njit(cache=True)
+@compiled
 def _serve(wanted, order, position, slot, state, eviction, selected, spare):  # type: ignore[no-untyped-def]
     misses = 0
     for p in wanted:

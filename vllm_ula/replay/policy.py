@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
-from numba import njit
 
+from vllm_ula.planner.jit import compiled
 from vllm_ula.traces.events import Admission, Deaths, End, Event, Int64s, TracedCall
 
 
@@ -138,7 +138,7 @@ class Distinct:
         return found
 
 
-@njit(cache=True)
+@compiled
 def _distinct(flat, stamp, number):  # type: ignore[no-untyped-def]
     found = np.empty(len(flat), dtype=np.int64)
     num = 0

@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from vllm_ula.planner.jit import compiled
 from vllm_ula.traces.events import Int64s
 
 _WORD = 2.0**32
@@ -131,7 +131,7 @@ def _words(chances: NDArray[np.float64]) -> NDArray[np.uint64]:
     return (chances * (_WORD - 1)).astype(np.uint64)
 
 
-@njit(cache=True)
+@compiled
 def _random(state):  # type: ignore[no-untyped-def]
     # xorshift64; numpy's generators cost more than the selection itself.
     x = state[0]
@@ -142,7 +142,7 @@ def _random(state):  # type: ignore[no-untyped-def]
     return x
 
 
-@njit(cache=True)
+@compiled
 def _select(length, topk, sinks, recent, favourites, chance, drift, state, marks):  # type: ignore[no-untyped-def]
     low, high = np.uint64(0xFFFFFFFF), np.uint64(32)
     out = np.empty(topk, dtype=np.int64)
