@@ -8,6 +8,7 @@ not move. Every planner sees its own device rows in the same stream of random nu
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -34,7 +35,7 @@ Ints = NDArray[np.int64]
 TOPK, MISSING, REUSED, HOST_SHARE = 2048, 0.13, 0.75, 3
 SIZES = (16, 18, 20, 22)  # powers of two of device rows
 REQUESTS = (16, 64, 256, 512)
-WARM_UP, CALLS, BATCH = 4, 12, 3
+WARM_UP, CALLS = 4, 12
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -174,6 +175,7 @@ MAKE: dict[str, Callable[[int, int, float], Contender]] = {
 def measure(rows: int, requests: int, missing: float = MISSING, calls: int = CALLS) -> Measured:
     """Time all contenders in turns."""
     contenders = {name: make(rows, requests, missing) for name, make in MAKE.items()}
+    check()
     for number in range(WARM_UP + calls):
         for contender in contenders.values():
             contender.step()
@@ -195,6 +197,23 @@ def measure(rows: int, requests: int, missing: float = MISSING, calls: int = CAL
         to("list"),
         to("scan"),
     )
+
+
+@functools.cache
+def check() -> None:
+    """The list and the scan miss the same rows, or no figure is taken; one row a call, no ties."""
+    rows = 256
+    scan, listed = MAKE["scan"](rows, 1, MISSING), MAKE["list"](rows, 1, MISSING)
+    slots = np.random.default_rng(1).zipf(1.2, 3000) % (rows * (1 + HOST_SHARE))
+    misses = 0
+    for slot in [*range(rows), *slots.tolist()]:
+        selection = np.full(TOPK, slot, dtype=np.int64)
+        missed = scan.serve(selection)
+        misses += missed
+        if listed.serve(selection) != missed:
+            raise RuntimeError("the two exact LRUs miss different rows")
+    if not rows < misses < 3000:
+        raise RuntimeError(f"{misses} misses tell nothing about the two exact LRUs")
 
 
 def sizes() -> list[tuple[int, int]]:

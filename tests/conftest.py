@@ -8,7 +8,7 @@ import pytest
 # Seconds of each suite, waits included; two files run at a time, 25 minutes in all at most.
 BUDGET_S = {
     "repository": 20,
-    "core": 120,
+    "core": 180,
     "traces": 60,
     "reference": 60,
     "replay": 60,

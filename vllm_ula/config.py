@@ -11,6 +11,7 @@ from typing import Any
 from vllm_ula.errors import ConfigError
 
 PLANNERS = ("pb_lru", "timestamp_lru", "hash_lru")
+MAX_BUCKETS = 4096  # what a bucket takes whatever the pool, 100 bytes, is not charged
 BUCKET_AGES = ("admitted", "touched", "calls")
 CHECK_VARIABLE = "VLLM_ULA_CHECK"
 
@@ -60,11 +61,17 @@ class UlaConfig:
                 )
         _one_of("planner", self.planner, PLANNERS)
         _one_of("bucket_age", self.bucket_age, BUCKET_AGES)
-        ok = _is_int(self.recency_buckets) and 2 <= self.recency_buckets <= 65536
-        _number("recency_buckets", self.recency_buckets, "must be a whole number 2..65536", ok, 64)
+        ok = _is_int(self.recency_buckets) and 2 <= self.recency_buckets <= MAX_BUCKETS
+        _number(
+            "recency_buckets",
+            self.recency_buckets,
+            f"must be a whole number 2..{MAX_BUCKETS}",
+            ok,
+            64,
+        )
         buckets = self.hash_buckets
-        ok = _is_int(buckets) and 1 <= buckets <= 65536 and buckets & (buckets - 1) == 0
-        _number("hash_buckets", buckets, "must be a power of two up to 65536", ok, 64)
+        ok = _is_int(buckets) and 1 <= buckets <= MAX_BUCKETS and buckets & (buckets - 1) == 0
+        _number("hash_buckets", buckets, f"must be a power of two up to {MAX_BUCKETS}", ok, 64)
         if self.record is not None and not (isinstance(self.record, str) and self.record):
             raise ConfigError("record", self.record, "must be the path of a directory", "trace")
         ok = _is_number(self.record_gib) and self.record_gib > 0

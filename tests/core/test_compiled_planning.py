@@ -50,6 +50,8 @@ def plan_of(planning, call):
 def random_call(random, truth, num_logical):
     written = random.sample(range(num_logical), random.randrange(min(num_logical, 4) + 1))
     readable = sorted({*truth, *written}) or [-1]
+    if random.random() < 0.2:  # a dead row, which nobody should read, must not disturb the others
+        readable = range(num_logical)
     topk = random.choice([0, 1, 4])
     tokens = random.randrange(4)
     selection = [[random.choice([-1, *readable]) for _ in range(topk)] for _ in range(tokens)]

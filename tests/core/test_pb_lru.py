@@ -197,6 +197,29 @@ def test_looking_for_victims_does_not_grow_with_the_pool(num_device):
     assert sum(looked_at[1:]) <= 200 * (8 + 16)
 
 
+@pytest.mark.parametrize("age", BucketAge)
+@pytest.mark.parametrize("share", [1, 2, 3])
+def test_buckets_of_half_a_chunk_never_run_out_of_chunks(age, share):
+    """Many buckets with few rows each, all of them used again before victims are looked for."""
+    lru = PbLru(8192, 4, age)
+    random, rows = Random(share), range(8192)
+    num = 257 * share // 2  # of chunks of 256 rows, half, one and one and a half
+    for number in range(300):
+        lru.begin_call()
+        written = slots(*random.sample(rows, 2048 if number % 3 else num))
+        lru.bury(written)
+        lru.admit(written, written.index)
+        lru.admit(lru.choose(torch.arange(num)), torch.arange(num))
+        if number % 40 == 39:
+            for _ in range(2):
+                read(lru, *rows)
+            lru.begin_call()
+            victims = lru.choose(torch.arange(4000))
+            assert len(victims.index.unique()) == 4000
+            lru.admit(victims, victims.index)
+            lru.check_integrity()
+
+
 def random_rows(num_device, num, seed):
     generator = torch.Generator().manual_seed(seed)
     return DeviceSlots(torch.randperm(num_device, generator=generator)[:num])
@@ -247,10 +270,13 @@ def test_the_clock_never_overflows(planner):
     """Stamps are moved back before 32 bits run out: the order stays what it was."""
     lru, fresh = planner(8), planner(8)
     for one in (lru, fresh):
+        for row in (7, 6, 5):
+            call(one, row)
         if one is lru:
-            one.rebase(-(MAX_CLOCK - 10))  # as if a billion calls had gone by
+            one.rebase(-(MAX_CLOCK - 14))  # as if a billion calls had gone by
         for row in (3, 1, 4, 0, 5, 2, 6, 7, 1):
             call(one, row)
+        one.check_integrity()
     assert lru.clock < MAX_CLOCK
     for num in range(1, 9):
         expected = sorted(fresh.choose(torch.arange(num - 1)).index.tolist())

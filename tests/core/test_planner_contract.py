@@ -108,6 +108,28 @@ class TestPlannerContract:
         assert victims(lru, 2, dead=[0, 3], current=[0, 2]) == [1, 3]
         assert victims(lru, 1, dead=[0, 3], current=[0, 2]) == [3]
 
+    def test_optional_rows_get_what_is_dead_and_not_current(self, planner):
+        lru = planner(6)
+        use(lru, [0], [1], [2], [3], [4], [5])
+        lru.bury(slots([2, 3, 4]))
+        lru.begin_call()
+        lru.touch(slots([3]))
+        for required, optional, expected in [
+            (1, 0, 1),
+            (1, 3, 2),
+            (0, 4, 2),
+            (2, 2, 2),
+            (3, 2, 3),
+            (0, 0, 0),
+        ]:
+            chosen = lru.choose(torch.arange(required + optional), optional).index.tolist()
+            assert len(chosen) == expected
+            dead = {2, 4}
+            assert {*chosen} <= dead or {*chosen} >= dead
+            lru.check_integrity()
+        with pytest.raises(NotEnoughVictims):
+            lru.choose(torch.arange(8), 2)
+
     def test_a_row_the_call_admitted_is_current(self, planner):
         lru = planner(2)
         use(lru, [0], [1])

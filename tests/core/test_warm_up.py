@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from vllm_ula.planner import hash_lru, queues, stamps, timestamp_lru
+from vllm_ula.planning import compiled
+
 # In a process of its own: other tests have compiled what warm_up may leave out.
 STORY = """
 import sys
@@ -39,6 +42,13 @@ after = num_compiled()
 assert after == before, {name: (before[name], num) for name, num in after.items()}
 assert sum(before.values()) >= 8
 """
+
+
+def test_flags_are_the_same_in_every_file():
+    """numba keeps what it has compiled until the file of the function changes."""
+    modules = (compiled, hash_lru, queues, timestamp_lru)
+    assert {module.DEAD for module in modules} == {stamps.DEAD}
+    assert not queues.TAKEN & (stamps.DEAD | stamps.STACKED)
 
 
 @pytest.mark.parametrize("planner", ["pb_lru", "timestamp_lru", "hash_lru"])

@@ -54,7 +54,8 @@ def test_what_serves_is_what_is_replayed(planner, device):
             total, expected = total + found, expected + known
     ours.planning.check_integrity()
     assert total.selected > 500
-    assert abs(total.hit_rate - expected.hit_rate) < 0.03
+    # Only which of the rows used last in one call goes first may differ.
+    assert abs(total.hit_rate - expected.hit_rate) < (0.03 if planner is HashLru else 0.02)
     assert len(ours.plan_seconds) == len(ours.references)
 
 
@@ -65,9 +66,9 @@ def test_the_command_replays_a_recorded_trace(trace, tmp_path, capsys):
     assert "4,096 logical slots, 2 domains, top-k 6" in out
     assert "ulacache" in out
     rows = replayed(tmp_path / "trace.replay")
-    assert [row[0].split()[0] for row in rows] == [p for p in POLICIES for _ in range(2)]
-    timed = [row[-1] != "-" for row in rows]
-    assert timed == [row[0].split()[0] in ("pb_lru", "timestamp_lru", "hash_lru") for row in rows]
+    assert [row[0] for row in rows] == [p for p in POLICIES for _ in range(2)]
+    timed = [row[-2] != "" for row in rows]
+    assert timed == [row[0] in ("pb_lru", "timestamp_lru", "hash_lru") for row in rows]
     for picture in ("hit_rate.png", "plan_time.png"):
         assert (tmp_path / "trace.replay" / picture).read_bytes().startswith(PNG)
 
@@ -126,6 +127,10 @@ def test_peak_of_a_trace(trace):
         (["synthetic", "--policy", "lru"], "policy=lru: must be one of pb_lru, "),
         (["synthetic", "--device-slots", "12"], "device_slots=12: must be whole numbers 2048 "),
         (["synthetic", "--device-slots", "many"], "device_slots=many: whole numbers with commas"),
+        (
+            ["synthetic", "--policy", "sglang_hisparse", "--device-slots", "2048"],
+            "policy=sglang_hisparse: serves none of these sizes: ",
+        ),
         (["synthetic", "--requests", "0"], "requests=0: must be a whole number > 0; use 4"),
         (["synthetic", "--hash-buckets", "3"], "hash_buckets=3: must be a power of two"),
         (["synthetic", "--bucket-age", "days"], "bucket_age=days: must be one of admitted, "),

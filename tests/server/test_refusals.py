@@ -119,7 +119,7 @@ REFUSALS = {
     ),
     "too few recency buckets": Refusal(
         settings(recency_buckets=1),
-        CONFIG_ERROR + "recency_buckets=1: must be a whole number 2..65536; use 64",
+        CONFIG_ERROR + "recency_buckets=1: must be a whole number 2..4096; use 64",
     ),
     "malformed variable": Refusal(
         ULA,

@@ -53,29 +53,32 @@ class Planner(ABC):
     def bury(self, slots: DeviceSlots) -> None:
         """What lives in these rows is dead: they may be overwritten without a copy."""
 
-    def choose(self, incoming: Tensor) -> DeviceSlots:
-        """Choose a victim for each incoming row; changes nothing that can be seen.
+    def choose(self, incoming: Tensor, num_optional: int = 0) -> DeviceSlots:
+        """Choose victims for incoming rows; no recency and no death changes.
 
         Dead rows come first, then those used longest ago, as far as the planner can tell;
-        current rows never.
+        current rows never. Rows that it cannot tell apart may be others when it is asked again.
 
         Args:
             incoming: int64 `[m]` logical slots that want a device row.
+            num_optional: so many of them, at the end, get a dead row or none.
 
         Returns:
-            m distinct device slots, of which `slots[j]` goes to `incoming[j]`.
+            n distinct device slots, `m - num_optional <= n <= m`, of which `slots[j]` goes to
+            `incoming[j]`; valid until the next choice.
 
         Raises:
-            NotEnoughVictims: fewer than m rows are not current.
+            NotEnoughVictims: fewer than `m - num_optional` rows are not current.
         """
         available = self.num_device - self.num_current()
-        if len(incoming) > available:
-            raise NotEnoughVictims(len(incoming), available)
-        return DeviceSlots(self._coldest(incoming))
+        required = len(incoming) - num_optional
+        if required > available:
+            raise NotEnoughVictims(required, available)
+        return DeviceSlots(self._coldest(incoming, required))
 
     @abstractmethod
-    def _coldest(self, incoming: Tensor) -> Tensor:
-        """`choose` for at most as many rows as are not current: int64 `[m]`."""
+    def _coldest(self, incoming: Tensor, required: int) -> Tensor:
+        """`choose` where `required` rows are not current: int64 `[n]`."""
 
     @abstractmethod
     def num_current(self) -> int:

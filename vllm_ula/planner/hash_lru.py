@@ -15,11 +15,13 @@ from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
 from vllm_ula.planner.jit import compiled
-from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner, Stamps
+from vllm_ula.planner.stamps import Ints, StampPlanner, Stamps
 from vllm_ula.records import DeviceSlots
 
 _GOLDEN = np.uint64(11400714819323198485)
 Links = NDArray[np.int32]
+
+DEAD = 1  # the flag of planner/stamps.py
 
 
 class HashLru(StampPlanner):
@@ -146,7 +148,7 @@ def _pick(
     num_buckets: int,
     shift: np.uint64,
 ) -> int:
-    """Fill `victims[found:]`; returns how many buckets had none."""
+    """Fill `victims[found:]`; returns for how many rows their own bucket had none."""
     num_device = len(stamp)
     # Where each bucket's search goes on. Current rows are its newest: the first one ends it.
     at = np.empty(num_buckets, dtype=np.int32)
@@ -154,7 +156,7 @@ def _pick(
         at[b] = next_[num_device + b]
     missed = 0
     for i in range(found, len(victims)):
-        b = bucket_of(incoming[i], shift)
+        b = own = bucket_of(incoming[i], shift)
         while True:
             slot = at[b]
             while slot < num_device and flags[slot] & DEAD:
@@ -162,8 +164,8 @@ def _pick(
             if slot < num_device and stamp[slot] < clock:
                 break
             at[b] = slot
-            missed += 1
             b = (b + 1) % num_buckets
+        missed += b != own
         victims[i] = slot
         at[b] = next_[slot]
     return missed

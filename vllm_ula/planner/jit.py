@@ -14,7 +14,8 @@ def compiled(function: F) -> F:
     """Compile with numba, serially: a forked child dies in parallel code its parent has run.
 
     What is compiled is kept beside the source, or where NUMBA_CACHE_DIR says. numba looks at the
-    source of the function itself alone: what it calls must be in the same file.
+    source of the function itself alone: what it calls and the constants it uses must be in the same
+    file, or old code is run after a change.
     """
     try:
         return cast("F", njit(cache=True, nogil=True)(function))

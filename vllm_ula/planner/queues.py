@@ -1,11 +1,13 @@
-"""FIFO queues over the device rows: every row lies in exactly one of them.
+"""FIFO queues over the device rows: every row lies in at most one of them.
 
 A queue is a chain of chunks of row numbers, so that going through it reads memory in order.
 
-    first[q] -> chunk -> chunk -> ... -> last[q]        size[c] rows in chunk c, next[c] after it
+    first[q] -> chunk -> chunk -> ... -> last[q]      rows[c, start[c]:size[c]] are in chunk c
+                                                      next[c] comes after it
 
-Unused chunks form one more chain. Of two neighbouring chunks one is more than half full, up to
-what looking for victims leaves at one place per queue: that bounds the number of chunks.
+Unused chunks form one more chain. Only the first chunk of a queue has rows taken from its front.
+Of two neighbours behind it one is more than half full, so D rows in Q queues never need more than
+2 D / chunk + 3 Q chunks.
 """
 
 from __future__ import annotations
@@ -13,23 +15,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_ula.errors import IntegrityError
 from vllm_ula.planner.jit import compiled
 
 Ints = NDArray[np.int64]
-Stamps = NDArray[np.int32]
 Rows = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 
 NONE = -1
-DEAD, TAKEN = 1, 4  # flags of a row, as in planner/stamps.py
+DEAD, TAKEN = 1, 4  # flags of a row, beside those of planner/stamps.py
 
 
 class Queues:
     """`num_queues` empty queues for `num_rows` rows.
 
     Attributes:
-        arrays: rows `[chunks, chunk]`, size and next `[chunks]`, first and last `[queues + 1]`;
-            the last entry of `first` is the chain of unused chunks.
+        arrays: rows `[chunks, chunk]`, start, size and next `[chunks]`, first and last
+            `[queues + 1]`; the last entry of `first` is the chain of unused chunks.
     """
 
     def __init__(self, num_rows: int, num_queues: int) -> None:
@@ -39,34 +41,51 @@ class Queues:
         next_[-1] = NONE
         first = np.full(num_queues + 1, NONE, dtype=np.int32)
         first[-1] = 0
-        self.arrays: tuple[Rows, Rows, Rows, Rows, Rows] = (
+        self.arrays: tuple[Rows, Rows, Rows, Rows, Rows, Rows] = (
             np.zeros((num_chunks, chunk), dtype=np.int32),
+            np.zeros(num_chunks, dtype=np.int32),
             np.zeros(num_chunks, dtype=np.int32),
             next_,
             first,
             np.full(num_queues, NONE, dtype=np.int32),
         )
 
+    def rows_of(self, queue: int) -> Rows:
+        """The rows of a queue in order, for checks."""
+        rows, start, size, *_ = self.arrays
+        found = [rows[chunk, start[chunk] : size[chunk]] for chunk in self._chain(queue)]
+        return np.concatenate([rows[:0, 0], *found])
 
-def rows_of(queues: Queues, queue: int) -> Rows:
-    """The rows of a queue in order, for checks."""
-    rows, size, next_, first, _ = queues.arrays
-    found, chunk = [rows[:0, 0]], first[queue]
-    while chunk != NONE:
-        found.append(rows[chunk, : size[chunk]])
-        chunk = next_[chunk]
-    return np.concatenate(found)
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every chunk is in exactly one chain."""
+        num_queues = len(self.arrays[-1])
+        chunks = [chunk for queue in range(num_queues + 1) for chunk in self._chain(queue)]
+        if sorted(chunks) != list(range(len(self.arrays[0]))):
+            raise IntegrityError("a chunk is in two queues, or in none")
+
+    def _chain(self, queue: int) -> list[int]:
+        *_, next_, first, _ = self.arrays
+        chunks: list[int] = []
+        chunk = int(first[queue])
+        while chunk != NONE and len(chunks) <= len(next_):
+            chunks.append(chunk)
+            chunk = int(next_[chunk])
+        return chunks
 
 
 @compiled
-def append(rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, row: int) -> None:
+def append(
+    rows: Rows, start: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, row: int
+) -> None:
     """Put a row at the end of queue `q`."""
     chunk = last[q]
     if chunk == NONE or size[chunk] == rows.shape[1]:
         new = first[-1]
+        if new == NONE:
+            raise RuntimeError("no chunk is left: a row is in two queues")
         first[-1] = next_[new]
         next_[new] = NONE
-        size[new] = 0
+        start[new] = size[new] = 0
         if chunk == NONE:
             first[q] = new
         else:
@@ -78,19 +97,27 @@ def append(rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int,
 
 @compiled
 def append_all(
-    rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, num: int
+    rows: Rows, start: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, num: int
 ) -> None:
     """Put rows 0 to `num - 1` at the end of queue `q`."""
     for row in range(num):
-        append(rows, size, next_, first, last, q, row)
+        append(rows, start, size, next_, first, last, q, row)
 
 
 @compiled
-def merge(rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, other: int) -> None:
+def merge(
+    rows: Rows, start: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, other: int
+) -> None:
     """Put the rows of queue `other` at the end of queue `q`."""
     a, b = last[q], first[other]
     if b == NONE:
         return
+    for chunk in (a, b):  # neighbours from now on: what was taken from their fronts is closed up
+        if chunk != NONE and start[chunk]:
+            for i in range(start[chunk], size[chunk]):
+                rows[chunk, i - start[chunk]] = rows[chunk, i]
+            size[chunk] -= start[chunk]
+            start[chunk] = 0
     if a != NONE and size[a] + size[b] <= rows.shape[1]:
         for i in range(size[b]):
             rows[a, size[a] + i] = rows[b, i]
@@ -109,7 +136,7 @@ def merge(rows: Rows, size: Rows, next_: Rows, first: Rows, last: Rows, q: int, 
 
 
 @compiled
-def level_of(stamp: int, edges: Stamps, low: int, high: int) -> int:
+def level_of(stamp: int, edges: Rows, low: int, high: int) -> int:
     """The level of a row that is at least `low`; `edges[level]` is the first stamp of a level."""
     while low < high:
         middle = (low + high + 1) >> 1
@@ -123,13 +150,14 @@ def level_of(stamp: int, edges: Stamps, low: int, high: int) -> int:
 @compiled
 def put_back(
     rows: Rows,
+    start: Rows,
     size: Rows,
     next_: Rows,
     first: Rows,
     last: Rows,
-    stamp: Stamps,
+    stamp: Rows,
     flags: Flags,
-    edges: Stamps,
+    edges: Rows,
     queue: Rows,
     slots: Ints,
 ) -> int:
@@ -146,7 +174,7 @@ def put_back(
         if flags[row] & TAKEN:
             flags[row] &= ~TAKEN
             level = level_of(stamp[row], edges, 0, len(edges) - 1)
-            append(rows, size, next_, first, last, queue[level], row)
+            append(rows, start, size, next_, first, last, queue[level], row)
             num += 1
     return num
 
@@ -154,13 +182,14 @@ def put_back(
 @compiled
 def find_victims(
     rows: Rows,
+    start: Rows,
     size: Rows,
     next_: Rows,
     first: Rows,
     last: Rows,
-    stamp: Stamps,
+    stamp: Rows,
     flags: Flags,
-    edges: Stamps,
+    edges: Rows,
     queue: Rows,
     clock: int,
     victims: Ints,
@@ -168,10 +197,12 @@ def find_victims(
 ) -> int:
     """Fill `victims[found:]` with rows neither dead nor current, from the oldest queue on.
 
-    They leave their queues and are TAKEN. Rows used since their queue was theirs move on.
+    They leave their queues and are TAKEN. Rows used since their queue was theirs move on, dead
+    and current ones to the end of their own queue.
 
     Args:
-        rows: of the queues, as the following four.
+        rows: of the queues, as the following five.
+        start: see Queues.
         size: see Queues.
         next_: see Queues.
         first: see Queues.
@@ -190,69 +221,36 @@ def find_victims(
     looked_at, newest = 0, len(edges) - 1
     for level in range(len(edges)):
         q = queue[level]
-        # Rows that stay are packed towards the front: `to` is the chunk being packed.
-        to, filled = first[q], 0
-        chunk = first[q]
+        # What is put at the end of this queue below is not looked at again.
+        end, end_size = last[q], size[last[q]] if last[q] != NONE else 0
         until = edges[min(level + 1, newest)]
-        while chunk != NONE and found < len(victims):
-            num, after, i = size[chunk], next_[chunk], 0
-            while i < num and found < len(victims):
+        while end != NONE and found < len(victims):
+            chunk = first[q]
+            stop = end_size if chunk == end else size[chunk]
+            i = start[chunk]
+            while i < stop and found < len(victims):
                 row = rows[chunk, i]
                 i += 1
                 s = stamp[row]
                 if level < newest and s >= until:
                     newer = level_of(s, edges, level + 1, newest)
-                    append(rows, size, next_, first, last, queue[newer], row)
-                    continue
-                if s < clock and not flags[row] & DEAD:
+                    append(rows, start, size, next_, first, last, queue[newer], row)
+                elif s < clock and not flags[row] & DEAD:
                     flags[row] |= TAKEN
                     victims[found] = row
                     found += 1
-                    continue
-                if filled == rows.shape[1]:
-                    size[to] = filled
-                    to, filled = next_[to], 0
-                rows[to, filled] = row
-                filled += 1
-            looked_at += i
-            while i < num:  # enough was found: what is left of the chunk stays too
-                if filled == rows.shape[1]:
-                    size[to] = filled
-                    to, filled = next_[to], 0
-                rows[to, filled] = rows[chunk, i]
-                filled += 1
-                i += 1
-            chunk = after
-        _cut(size, next_, first, last, q, to, filled, chunk)
+                else:
+                    append(rows, start, size, next_, first, last, q, row)
+            looked_at += i - start[chunk]
+            start[chunk] = i
+            if chunk == end and i == end_size:
+                end = NONE
+            if i == size[chunk]:  # all of it was taken
+                first[q] = next_[chunk]
+                if first[q] == NONE:
+                    last[q] = NONE
+                next_[chunk] = first[-1]
+                first[-1] = chunk
         if found == len(victims):
             break
     return looked_at
-
-
-@compiled
-def _cut(
-    size: Rows, next_: Rows, first: Rows, last: Rows, q: int, to: int, filled: int, rest: int
-) -> None:
-    """End the packed part of queue `q` at chunk `to`, free what it has left, link the rest."""
-    if to == NONE:
-        return
-    if to == rest:
-        return
-    spare = next_[to]
-    size[to] = filled
-    while spare != rest:
-        after = next_[spare]
-        next_[spare] = first[-1]
-        first[-1] = spare
-        spare = after
-    if filled:
-        next_[to] = rest
-        if rest == NONE:
-            last[q] = to
-        return
-    # Nothing stayed: `to` is the first chunk of the queue.
-    first[q] = rest
-    if rest == NONE:
-        last[q] = NONE
-    next_[to] = first[-1]
-    first[-1] = to

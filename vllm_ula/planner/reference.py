@@ -55,9 +55,10 @@ class MaskPlanner(Planner):
         return self._dead.clone()
 
     @override
-    def _coldest(self, incoming: Tensor) -> Tensor:
+    def _coldest(self, incoming: Tensor, required: int) -> Tensor:
         rank = self.ranks().masked_fill(self._dead, _DEAD).masked_fill_(self._current, _NEVER)
-        return torch.sort(rank, stable=True).indices[: incoming.numel()]
+        num = max(required, min(int((rank == _DEAD).sum()), incoming.numel()))
+        return torch.sort(rank, stable=True).indices[:num]
 
     @abstractmethod
     def ranks(self) -> Tensor:

@@ -4,7 +4,7 @@
     stamp    2c + 1  the row was read in call c, or put there by its exchange
 
 A row is current while its stamp is at least that of the call under way, so that the pass over a
-selection (see `calls/compiled.py`) tells hits apart from repetitions, touches rows and protects
+selection (see `planning/compiled.py`) tells hits apart from repetitions, touches rows and protects
 them with one store. Dead rows lie on a stack, where a row may stay after it was admitted again.
 """
 
@@ -63,7 +63,7 @@ class StampPlanner(Planner):
         self.current = self.admitted = 0
 
     def rebase(self, by: int) -> None:
-        """Move all stamps back, once in 2^30 calls; what is older than `by` becomes equally old."""
+        """Move all stamps back, once in 2^29 calls; what is older than `by` becomes equally old."""
         self.clock -= by
         np.maximum(self.stamp - by, -1, out=self.stamp)
 
@@ -110,27 +110,29 @@ class StampPlanner(Planner):
         return torch.from_numpy((self.flags & DEAD).astype(bool))
 
     @override
-    def _coldest(self, incoming: Tensor) -> Tensor:
-        return torch.from_numpy(self.victims(incoming.numpy()))
+    def _coldest(self, incoming: Tensor, required: int) -> Tensor:
+        return torch.from_numpy(self.victims(incoming.numpy(), required))
 
-    def victims(self, incoming: Ints) -> Ints:
-        """`choose` for arrays; the answer is overwritten by the next one.
+    def victims(self, incoming: Ints, required: int) -> Ints:
+        """`choose` for arrays, of which the first `required` must get a row.
 
         Raises:
             NotEnoughVictims: as `choose`.
         """
         num = len(incoming)
-        if num > self.num_device - self.current:
-            raise NotEnoughVictims(num, self.num_device - self.current)
+        if required > self.num_device - self.current:
+            raise NotEnoughVictims(required, self.num_device - self.current)
         if num > len(self._victims):
             self._victims = np.empty(2 * num, dtype=np.int64)
         victims = self._victims[:num]
         found, self.num_stacked = _pop_dead(
             self.stamp, self.flags, self.stack, self.num_stacked, self.clock, victims
         )
-        if found < num:
+        if found < required:
+            victims = victims[:required]
             self._coldest_live(incoming, victims, found)
-        return victims
+            return victims
+        return victims[:found]
 
     @abstractmethod
     def _coldest_live(self, incoming: Ints, victims: Ints, found: int) -> None:

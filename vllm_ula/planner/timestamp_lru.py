@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from vllm_ula.planner.jit import compiled
-from vllm_ula.planner.stamps import DEAD, Ints, StampPlanner, Stamps
+from vllm_ula.planner.stamps import Ints, StampPlanner, Stamps
 
 _BINS = 4096
+DEAD = 1  # the flag of planner/stamps.py
 
 
 class TimestampLru(StampPlanner):

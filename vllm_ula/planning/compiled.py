@@ -1,4 +1,4 @@
-"""Planning compiled for the CPU: a call costs what it selects and writes, not what the pool holds.
+"""Planning compiled for the CPU: what a call costs is up to what it selects and writes.
 
 One pass over the selection translates it, tells hits from misses and from repetitions, and
 touches the hits; the stamps of the planner say which rows the call has seen. Slots on the host
@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from vllm_ula.planner.jit import compiled
-from vllm_ula.planner.stamps import DEAD, StampPlanner
+from vllm_ula.planner.stamps import StampPlanner
 from vllm_ula.planning.base import NO_SLOTS, NOTHING, Planning, Scratch
 from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
 from vllm_ula.residency import Residency
@@ -29,6 +29,8 @@ Ints = NDArray[np.int64]
 Slots = NDArray[np.int32]
 Flags = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
+
+DEAD = 1  # the flag of planner/stamps.py
 
 MISSING, WRITTEN, PLACED, IN_PLACE, COUNTED = 1, 2, 4, 8, 16
 
@@ -62,31 +64,33 @@ class CompiledPlanning(Planning):
         missed, _ = buffer("missed", num_selected)
         most_touched = num_written + num_selected if planner.wants_touched else 0
         touched, _ = buffer("touched", most_touched)
-        promoted, num, num_in_place, num_missed, current, rewritten, revived, num_touched = _pass(
-            self._home,
-            planner.stamp,
-            planner.flags,
-            self._marks,
-            planner.clock,
-            planner.num_dead,
-            call.written.numpy(),
-            call.written_by_decode.numpy(),
-            selection,
-            call.decode.numpy(),
-            written_homes,
-            selected_homes,
-            incoming,
-            fetch,
-            in_place,
-            missed,
-            touched,
-            planner.wants_touched,
+        promoted, num, required, num_in_place, num_missed, current, new, revived, num_touched = (
+            _pass(
+                self._home,
+                planner.stamp,
+                planner.flags,
+                self._marks,
+                planner.clock,
+                call.written.numpy(),
+                call.written_by_decode.numpy(),
+                selection,
+                call.decode.numpy(),
+                written_homes,
+                selected_homes,
+                incoming,
+                fetch,
+                in_place,
+                missed,
+                touched,
+                planner.wants_touched,
+            )
         )
         self._missed = missed[:num_missed]
-        planner.stamped(current, rewritten, revived, touched[:num_touched])
+        planner.stamped(current, new, revived, touched[:num_touched])
         exchange = NOTHING
         if num:
-            victims, vacated, write_back = self._trade(incoming[:num])
+            victims, vacated, write_back = self._trade(incoming[:num], required)
+            num = len(victims)
             exchange = Exchange(
                 incoming_tensor[:num], victims, vacated, fetch_tensor[:num], write_back
             )
@@ -107,13 +111,13 @@ class CompiledPlanning(Planning):
             self.scratch.homes = kept
         return kept
 
-    def _trade(self, incoming: Ints) -> tuple[DeviceSlots, HostSlots, Tensor]:
+    def _trade(self, incoming: Ints, required: int) -> tuple[DeviceSlots, HostSlots, Tensor]:
         """Victims of the incoming rows, the host rows they get for it, and which are live."""
-        num = len(incoming)
-        victims = self.planner.victims(incoming)
+        victims = self.planner.victims(incoming, required)
+        num = len(victims)
         vacated, vacated_tensor = self.scratch.buffer("vacated", num)
         write_back, write_back_tensor = self.scratch.buffer("write back", num, torch.bool)
-        _trade(self._home, self._owner, self._live, incoming, victims, vacated, write_back)
+        _trade(self._home, self._owner, self._live, incoming[:num], victims, vacated, write_back)
         return (
             DeviceSlots(torch.from_numpy(victims)),
             HostSlots(vacated_tensor[:num]),
@@ -148,7 +152,6 @@ def _pass(
     flags: Flags,
     marks: Flags,
     clock: int,
-    num_dead: int,
     written: Ints,
     by_decode: Bools,
     selection: Ints,
@@ -161,7 +164,7 @@ def _pass(
     missed: Ints,
     touched: Ints,
     wants_touched: bool,
-) -> tuple[int, int, int, int, int, int, int, int]:
+) -> tuple[int, int, int, int, int, int, int, int, int]:
     num_device = len(stamp)
     rewritten = revived = num_touched = 0
     for i in range(len(written)):
@@ -243,18 +246,16 @@ def _pass(
                 in_place[num_in_place] = slot
                 num_in_place += 1
 
-    vacant = num_dead - revived
-    for wants_victim in (True, False):
+    num_required = num_incoming
+    for placed in (True, False):
         for i in range(len(written)):
             slot = written[i]
-            if written_homes[i] < num_device or marks[slot] & MISSING:
-                continue
-            if bool(marks[slot] & PLACED) == wants_victim and (
-                wants_victim or num_incoming < vacant
-            ):
+            on_device = written_homes[i] < num_device
+            if not on_device and not marks[slot] & MISSING and bool(marks[slot] & PLACED) == placed:
                 incoming[num_incoming] = slot
                 fetch[num_incoming] = False
                 num_incoming += 1
+                num_required += placed
 
     for i in range(num_incoming):
         marks[incoming[i]] = 0
@@ -266,6 +267,7 @@ def _pass(
     return (
         promoted,
         num_incoming,
+        num_required,
         num_in_place,
         num_missed,
         current,

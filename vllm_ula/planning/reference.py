@@ -79,13 +79,12 @@ class ReferencePlanning(Planning):
         residency, planner = self.residency, self.planner
         dead = residency.dead_device_rows()
         others = written_on_host[~_is_in(self._marks, written_on_host, incoming)]
-        vacant = int(planner.dead().sum()) - incoming.numel()
-        others = others[: max(vacant, 0)]
         incoming = torch.cat((incoming, others))
-        if not incoming.numel():
-            return NOTHING
         fetch = torch.cat((fetch, torch.zeros_like(others, dtype=torch.bool)))
-        victims = planner.choose(incoming)
+        victims = planner.choose(incoming, num_optional=others.numel())
+        if not len(victims):
+            return NOTHING
+        incoming, fetch = incoming[: len(victims)], fetch[: len(victims)]
         vacated = residency.host_slots(residency.homes(incoming))
         return Exchange(incoming, victims, vacated, fetch, write_back=~dead[victims.index])
 

@@ -32,6 +32,7 @@ COLUMNS = (
     "p50",
     "p80",
     "ns / reference",
+    "no victim",
 )
 
 
@@ -79,8 +80,8 @@ def run(options: Options) -> None:
         f"{top.topk}, at most {source.peak} requests of up to {longest:,} tokens at once"
     )
     rows = [_row(result, top) for result in results]
-    for row in (COLUMNS, *rows):
-        print("".join(f"{cell:>16}" if i else f"{cell:<16}" for i, cell in enumerate(row)))
+    for row in (COLUMNS, *(_printed(row) for row in rows)):
+        print("".join(f"{cell:>15}" if i else f"{cell:<16}" for i, cell in enumerate(row)))
     missing = [p for p in options.policies if p not in {result.policy for result in results}]
     if missing:
         print(f"no row for {', '.join(missing)}: a request's share of the pool is below top-k")
@@ -107,22 +108,38 @@ def _sizes(top: Header) -> tuple[int, ...]:
     return tuple(size for size in wanted if size >= top.topk)
 
 
-def _row(result: Result, top: Header) -> tuple[str, ...]:
+def _row(result: Result, top: Header) -> tuple[str | float | None, ...]:
     total = result.total
     fetched, written_back = result.moved_bytes(top)
-    us, ns = result.plan_us(), result.ns_per_reference()
     return (
-        result.policy + (f" ({result.no_victim} n.v.)" if result.no_victim else ""),
-        f"{result.device_slots:,}",
-        f"{100 * result.device_slots / top.logical_slots:.1f}",
-        f"{100 * total.hit_rate:.2f}",
-        f"{total.fetched:,}",
-        f"{total.written_back:,}",
-        f"{fetched / 1e6:.1f}",
-        f"{written_back / 1e6:.1f}",
-        *(f"{value:.1f}" if us else "-" for value in us or (0, 0, 0)),
-        f"{ns:.1f}" if ns else "-",
+        result.policy,
+        result.device_slots,
+        100 * result.device_slots / top.logical_slots,
+        100 * total.hit_rate,
+        total.fetched,
+        total.written_back,
+        fetched / 1e6,
+        written_back / 1e6,
+        *(result.plan_us() or (None, None, None)),
+        result.ns_per_reference(),
+        result.no_victim if result.policy == "hash_lru" else None,
     )
+
+
+def _printed(row: tuple[str | float | None, ...]) -> list[str]:
+    return [_cell(value) for value in row]
+
+
+def _cell(value: str | float | None) -> str:
+    match value:
+        case None:
+            return "-"
+        case str():
+            return value
+        case int():
+            return f"{value:,}"
+        case _:
+            return f"{value:,.2f}"
 
 
 def _print_admitted(options: Options, top: Header, length: int) -> None:
@@ -140,7 +157,9 @@ def _print_admitted(options: Options, top: Header, length: int) -> None:
         print(f"  {system.value:<16}{fits:>8}")
 
 
-def _save(out: Path, rows: Sequence[tuple[str, ...]], results: list[Result], top: Header) -> None:
+def _save(
+    out: Path, rows: Sequence[tuple[object, ...]], results: list[Result], top: Header
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with (out / "replay.csv").open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])

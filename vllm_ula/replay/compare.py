@@ -15,6 +15,7 @@ from tqdm import tqdm
 from vllm_ula.config import PLANNERS, UlaConfig
 from vllm_ula.errors import ConfigError
 from vllm_ula.planner.make import make_planner
+from vllm_ula.planning.compiled import warm_up
 from vllm_ula.replay.belady import Belady
 from vllm_ula.replay.policy import Policy, Served, feed
 from vllm_ula.replay.serving import ServingPolicy
@@ -52,7 +53,7 @@ class Result:
         device_slots: device rows of a domain.
         served: by domain.
         plan_seconds: of every call, of the policies that serve.
-        references: selected rows of these calls.
+        references: selected rows of each of these calls, repetitions included.
         no_victim: hash buckets that had no victim.
     """
 
@@ -60,7 +61,7 @@ class Result:
     device_slots: int
     served: list[Served]
     plan_seconds: list[float] = field(default_factory=list)
-    references: int = 0
+    references: list[int] = field(default_factory=list)
     no_victim: int = 0
 
     @property
@@ -84,10 +85,10 @@ class Result:
         return float(p20), float(p50), float(p80)
 
     def ns_per_reference(self) -> float | None:
-        """Nanoseconds of planning for each selected row, repetitions included."""
+        """Nanoseconds of planning for each selected row, repetitions included: the median call."""
         if not self.references:
             return None
-        return sum(self.plan_seconds) * 1e9 / self.references
+        return float(np.median(np.divide(self.plan_seconds, self.references))) * 1e9
 
 
 def compare(
@@ -128,6 +129,9 @@ def compare(
             if of_domains is not None:
                 results.append(Result(name, slots, [Served()] * len(header.domains)))
                 played.append(of_domains)
+    if not results:
+        rule = f"serves none of these sizes: a request's share of the pool is below {header.topk}"
+        raise ConfigError("policy", ",".join(policies), rule, "more device slots, or pb_lru")
     longest = 0
     with tqdm(total=source.num_rows or None, unit=" rows", disable=None) as bar:
         for event in source.events():
@@ -157,6 +161,7 @@ def _make(name: str, slots: int, source: Source, settings: UlaConfig) -> list[Po
             bucket_age=settings.bucket_age,
             hash_buckets=settings.hash_buckets,
         )
+        warm_up(make_planner(config, 64))
         return [
             ServingPolicy(make_planner(config, slots), header.logical_slots, header.block_size)
             for _ in domains
@@ -179,5 +184,5 @@ def _collect(result: Result, policies: Sequence[Policy]) -> None:
                 (s, r) for s, r in zip(policy.plan_seconds, policy.references, strict=True) if r
             ]
             result.plan_seconds += [seconds for seconds, _ in timed]
-            result.references += sum(references for _, references in timed)
+            result.references += [references for _, references in timed]
             result.no_victim += getattr(policy.planning.planner, "no_victim", 0)

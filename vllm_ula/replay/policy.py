@@ -63,7 +63,10 @@ class Policy(ABC):
 
     @abstractmethod
     def end(self, end: End) -> None:
-        """A sequence is finished or preempted: its rows are given up. Unknown ones are ignored."""
+        """A sequence is finished: its rows are given up. Unknown ones are ignored.
+
+        One that is preempted runs on, for all a trace says.
+        """
 
     @abstractmethod
     def deaths(self, deaths: Deaths) -> None:

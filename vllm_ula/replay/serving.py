@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from array import array
 
+import numpy as np
 import torch
 from typing_extensions import override
 
@@ -33,15 +35,15 @@ class ServingPolicy(Policy):
         residency = Residency(planner.num_device, logical_slots - planner.num_device)
         self.planning = CompiledPlanning(residency, planner, Scratch.of(residency))
         self.block_size = block_size
-        self.plan_seconds: list[float] = []
-        self.references: list[int] = []
+        self.plan_seconds = array("d")
+        self.references = array("q")
 
     @override
     def call(self, call: TracedCall) -> Served:
         decode = torch.from_numpy(call.decode)
         # Prefill tokens read their rows where they are: they cost and change nothing.
         asked = Call(
-            written=torch.from_numpy(call.written),
+            written=torch.from_numpy(np.ascontiguousarray(call.written)),
             written_by_decode=decode,
             selection=torch.from_numpy(call.selection)[decode].contiguous(),
             decode=decode[decode],

@@ -55,7 +55,7 @@ class Trace:
                         raise TraceError(f"{part}: damaged: {error}") from error
 
     def peak_sequences(self) -> int:
-        """Sequences that run at once, at most; reads one column.
+        """Sequences that run at once, at most, preempted ones included; reads one column.
 
         Raises:
             TraceError: a part is damaged.
