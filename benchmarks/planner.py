@@ -233,7 +233,11 @@ def draw(path: Path) -> None:
         for name, ns in m.ns.items()
     ]
     if points:
-        plan_times(path, points, "Planning a call: 16 requests x 2,048 references, 13 % missing")
+        plan_times(
+            path,
+            points,
+            "Planning a call: 16 requests (8 at 2^16) x 2,048 references, 13 % missing",
+        )
 
 
 def planner(directory: str, progress: Progress) -> list[Figure]:
