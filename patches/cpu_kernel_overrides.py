@@ -17,7 +17,7 @@ def _after_numba(original: Callable[..., None]) -> Callable[..., None]:
     def rebind(overrides: Any) -> None:
         ffi = sys.modules.get("llvmlite.binding.ffi")
         if ffi is not None:
-            ffi.lib._fntab.setdefault("__dict__", {})
+            ffi.lib._fntab["__dict__"] = {}  # a function, if anybody has asked before
         original(overrides)
 
     return rebind

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 # The drafts of each engine, the story's seed and its requests: 2,000 in all.
 STORIES: dict[str, tuple[dict[str, Any] | None, Story]] = {
     "MTP": (MTP, Story(1, 1000)),
-    "n-gram": (NGRAM, Story(2, 300)),
-    "none": (None, Story(3, 700, drafts=False)),
+    "n-gram": (NGRAM, Story(2, 200)),
+    "none": (None, Story(3, 800, drafts=False)),
 }
 TOTALS: Counter[str] = Counter()
 
