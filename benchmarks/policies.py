@@ -11,10 +11,7 @@ from vllm_ula.config import BUCKET_AGES, UlaConfig
 from vllm_ula.replay.compare import Source, compare
 from vllm_ula.replay.cost_model import B300_COST, H200_COST
 from vllm_ula.replay.simulate import simulate
-from vllm_ula.replay.synthetic import Statistics
-from vllm_ula.replay.workload import Workload, generate, header
 from vllm_ula.systems import B300, H200, System
-from vllm_ula.traces.reader import open_trace
 
 HASH_BUCKETS = (64, 128, 512, 1024)
 WITHIN = 0.10  # points of hit rate, the paper's claim for PB-LRU
@@ -27,7 +24,7 @@ def policies(directory: str, progress: Progress) -> list[Figure]:
     with tempfile.TemporaryDirectory() as scratch:
         recorded = _recorded(directory, Path(scratch))
         progress("policies, recording")
-        for name, source in (("recorded", recorded), ("synthetic", _synthetic())):
+        for name, source in (("recorded", recorded), ("synthetic", Source.synthetic(4, 256))):
             for share in (8, 16):
                 slots = max(source.header.logical_slots // share, source.header.topk)
                 figures += _compared(f"{name}, 1/{share} on the device", source, slots)
@@ -110,12 +107,6 @@ def _hit_rates(
     return tuple(value for r in results for value in (100 * r.total.hit_rate, float(r.no_victim)))
 
 
-def _synthetic() -> Source:
-    workload, statistics = Workload(requests=4, concurrent=4, outputs=256), Statistics()
-    top = header(workload, statistics, workload.logical_slots // 8)
-    return Source(top, lambda: generate(workload, statistics), peak=4)
-
-
 def _recorded(directory: str, scratch: Path) -> Source:
     """A trace of 12 requests of 1,200 tokens, 48 sampled for each, on the tiny model."""
     trace = scratch / "trace"
@@ -133,5 +124,4 @@ def _recorded(directory: str, scratch: Path) -> Source:
         arm.run([[(i * j + j) % 256 for j in range(1200)] for i in range(12)], 48)
     finally:
         arm.close()
-    found = open_trace(trace)
-    return Source(found.header, found.events, found.peak_sequences(), found.num_rows)
+    return Source.of_trace(trace)

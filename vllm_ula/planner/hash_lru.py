@@ -109,6 +109,11 @@ def bucket_of(owner: int, shift: np.uint64) -> int:
 
 
 @compiled
+def _unlink(previous: Links, next_: Links, slot: int) -> None:
+    next_[previous[slot]], previous[next_[slot]] = next_[slot], previous[slot]
+
+
+@compiled
 def _link_last(previous: Links, next_: Links, slot: int, head: int) -> None:
     newest = previous[head]
     previous[slot], next_[slot] = newest, head
@@ -123,7 +128,7 @@ def _move(
     for i in range(len(slots)):
         slot = slots[i]
         if bucket[slot] >= 0:
-            next_[previous[slot]], previous[next_[slot]] = next_[slot], previous[slot]
+            _unlink(previous, next_, slot)
         bucket[slot] = bucket_of(owners[i], shift)
         _link_last(previous, next_, slot, len(bucket) + bucket[slot])
 
@@ -132,7 +137,7 @@ def _move(
 def _touched(previous: Links, next_: Links, bucket: Links, slots: Ints, num_device: int) -> None:
     """Rows become the newest of the bucket they are in."""
     for slot in slots:
-        next_[previous[slot]], previous[next_[slot]] = next_[slot], previous[slot]
+        _unlink(previous, next_, slot)
         _link_last(previous, next_, slot, num_device + bucket[slot])
 
 

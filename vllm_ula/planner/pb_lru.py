@@ -46,7 +46,7 @@ class PbLru(StampPlanner):
             were touched (hits included) or admitted (given new bytes, fetched or written) in it.
             Admitted rows age nothing while there are only hits, and a bucket more or less costs
             no hits: on recorded and synthetic traces all three are within 0.03 points of each
-            other and of exact LRU (benchmarks/results/cpu.csv, `policies`).
+            other and of exact LRU (benchmarks/results/planner.csv, `policies`).
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class PbLru(StampPlanner):
         bucket_age: BucketAge = BucketAge.ADMITTED,
     ) -> None:
         super().__init__(num_device)
-        self.num_buckets = num_buckets
         self.bucket_age = bucket_age
         self.rows_per_bucket = max(num_device // num_buckets, 1)
         self.used = 0

@@ -12,11 +12,8 @@ from vllm_ula.config import UlaConfig
 from vllm_ula.errors import ConfigError
 from vllm_ula.replay.compare import Result, Source, compare
 from vllm_ula.replay.plots import HitRate, PlanTime, hit_rates, plan_times
-from vllm_ula.replay.synthetic import Statistics
-from vllm_ula.replay.workload import Workload, generate, header
 from vllm_ula.systems import Machine, Model, Parallel, System, admitted
 from vllm_ula.traces.events import Header
-from vllm_ula.traces.reader import open_trace
 
 SYNTHETIC = "synthetic"
 COLUMNS = (
@@ -92,15 +89,11 @@ def run(options: Options) -> None:
 
 def _source(options: Options) -> Source:
     if options.trace != SYNTHETIC:
-        trace = open_trace(options.trace)
-        return Source(trace.header, trace.events, trace.peak_sequences(), trace.num_rows)
+        return Source.of_trace(options.trace)
     for key in ("requests", "outputs"):
         if getattr(options, key) < 1:
             raise ConfigError(key, getattr(options, key), "must be a whole number > 0", 4)
-    workload = Workload(options.requests, options.requests, outputs=options.outputs)
-    statistics = Statistics()
-    top = header(workload, statistics, workload.logical_slots // 8)
-    return Source(top, lambda: generate(workload, statistics), options.requests)
+    return Source.synthetic(options.requests, options.outputs)
 
 
 def _sizes(top: Header) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ in turn; Belady's optimum alone has to read the trace before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -20,8 +21,11 @@ from vllm_ula.replay.belady import Belady
 from vllm_ula.replay.policy import Policy, Served, feed
 from vllm_ula.replay.serving import ServingPolicy
 from vllm_ula.replay.sglang_hisparse import SglangHiSparse
+from vllm_ula.replay.synthetic import Statistics
 from vllm_ula.replay.vllm_hisparse import VllmHisparse
+from vllm_ula.replay.workload import Workload, generate, header
 from vllm_ula.traces.events import Event, Header, TracedCall
+from vllm_ula.traces.reader import open_trace
 
 RIVALS = ("sglang_hisparse", "vllm_hisparse", "belady")
 POLICIES = (*PLANNERS, *RIVALS)
@@ -42,6 +46,23 @@ class Source:
     events: Callable[[], Iterable[Event]]
     peak: int
     num_rows: int = 0
+
+    @classmethod
+    def of_trace(cls, path: str | Path) -> Source:
+        """A trace on disk.
+
+        Raises:
+            TraceError: it cannot be read.
+        """
+        trace = open_trace(path)
+        return cls(trace.header, trace.events, trace.peak_sequences(), trace.num_rows)
+
+    @classmethod
+    def synthetic(cls, requests: int, outputs: int) -> Source:
+        """Requests that run at once, an eighth of their rows on the device; tokens of each."""
+        workload, statistics = Workload(requests, requests, outputs=outputs), Statistics()
+        top = header(workload, statistics, workload.logical_slots // 8)
+        return cls(top, lambda: generate(workload, statistics), requests)
 
 
 @dataclass
@@ -113,24 +134,24 @@ def compare(
     Raises:
         ConfigError: a policy is unknown, or a size is none of the trace.
     """
-    header = source.header
+    top = source.header
     for name in policies:
         if name not in POLICIES:
             raise ConfigError("policy", name, f"must be one of {', '.join(POLICIES)}", PLANNERS[0])
     for slots in device_slots:
-        if not header.topk <= slots <= header.logical_slots:
-            rule = f"must be whole numbers {header.topk} (top-k)..{header.logical_slots} (logical)"
-            raise ConfigError("device_slots", slots, rule, header.device_slots)
+        if not top.topk <= slots <= top.logical_slots:
+            rule = f"must be whole numbers {top.topk} (top-k)..{top.logical_slots} (logical)"
+            raise ConfigError("device_slots", slots, rule, top.device_slots)
     settings = planner_settings or UlaConfig()
     results, played = [], []
     for name in policies:
         for slots in device_slots:
             of_domains = _make(name, slots, source, settings)
             if of_domains is not None:
-                results.append(Result(name, slots, [Served()] * len(header.domains)))
+                results.append(Result(name, slots, [Served()] * len(top.domains)))
                 played.append(of_domains)
     if not results:
-        rule = f"serves none of these sizes: a request's share of the pool is below {header.topk}"
+        rule = f"serves none of these sizes: a request's share of the pool is below {top.topk}"
         raise ConfigError("policy", ",".join(policies), rule, "more device slots, or pb_lru")
     longest = 0
     with tqdm(total=source.num_rows or None, unit=" rows", disable=None) as bar:
@@ -152,29 +173,24 @@ def compare(
 
 def _make(name: str, slots: int, source: Source, settings: UlaConfig) -> list[Policy] | None:
     """A policy for every domain; None if the pool is too small for its rules."""
-    header, quota = source.header, slots // max(source.peak, 1)
-    domains = range(len(header.domains))
+    top, quota = source.header, slots // max(source.peak, 1)
+    domains = range(len(top.domains))
     if name in PLANNERS:
-        config = UlaConfig(
-            planner=name,
-            recency_buckets=settings.recency_buckets,
-            bucket_age=settings.bucket_age,
-            hash_buckets=settings.hash_buckets,
-        )
+        config = replace(settings, planner=name)
         warm_up(make_planner(config, 64))
         return [
-            ServingPolicy(make_planner(config, slots), header.logical_slots, header.block_size)
+            ServingPolicy(make_planner(config, slots), top.logical_slots, top.block_size)
             for _ in domains
         ]
     if name == "belady":
         return [Belady(source.events(), domain, slots) for domain in domains]
     # HiSparse gives every request its own rows: at most the pool's share of each.
-    if quota < header.topk:
+    if quota < top.topk:
         return None
     if name == "sglang_hisparse":
         return [SglangHiSparse(quota) for _ in domains]
-    hot_rows = min(2 * header.topk, quota)
-    return [VllmHisparse(slots, hot_rows, header.block_size) for _ in domains]
+    hot_rows = min(2 * top.topk, quota)
+    return [VllmHisparse(slots, hot_rows, top.block_size) for _ in domains]
 
 
 def _collect(result: Result, policies: Sequence[Policy]) -> None:
