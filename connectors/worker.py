@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,12 +20,10 @@ from vllm_ula.config import check_every_step
 from vllm_ula.connectors.recorder import Recorder, make_recorder
 from vllm_ula.connectors.records import UlaConnectorMetadata
 from vllm_ula.metrics import UlaStats
-from vllm_ula.planner.make import make_planner
-from vllm_ula.planning import Scratch
-from vllm_ula.planning.compiled import CompiledPlanning, warm_up
+from vllm_ula.planning import Planning
+from vllm_ula.planning.make import planning_maker, plans_with_kernels
 from vllm_ula.pools import HostPool
 from vllm_ula.records import LayerRows
-from vllm_ula.residency import Residency
 from vllm_ula.step import Domain
 
 logger = init_logger("vllm.vllm_ula")
@@ -84,15 +83,12 @@ class UlaWorker:
         row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
         num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
         self.pool = HostPool(num_host, row_bytes)
-        self._warm_up()
+        where = next(iter(device.values())).device
+        make_planning = self._planning_maker(num_device, num_host, where)
         group: object = None
-        scratch: Scratch | None = None
         for index, (name, impl) in enumerate(impls.items()):
             if impl.index_group_index == 0:
-                planner = make_planner(self._config, num_device)
-                residency = Residency(num_device, num_host)
-                scratch = scratch or Scratch.of(residency)
-                self.domains.append(Domain(CompiledPlanning(residency, planner, scratch), []))
+                self.domains.append(Domain(make_planning(), []))
                 group = impl.index_group
             # Layers of a group are neighbours: its homes lie in scratch memory until the next one.
             assert impl.index_group is group
@@ -116,12 +112,15 @@ class UlaWorker:
             for layer in range(len(domain.layers)):
                 next(impls).bind(RowStore(domain, layer, self.serving, record))
 
-    def _warm_up(self) -> None:
-        """Compile, or load what was compiled before, so that the first request does not pay."""
+    def _planning_maker(
+        self, num_device: int, num_host: int, device: torch.device
+    ) -> Callable[[], Planning]:
         start = time.perf_counter()
-        warm_up(make_planner(self._config, 64))
-        seconds = time.perf_counter() - start
-        logger.info("UlaCache: planner %s compiled in %.1f s", self._config.planner, seconds)
+        maker = planning_maker(self._config, num_device, num_host, device)
+        seconds, planner = time.perf_counter() - start, self._config.planner
+        how = "in kernels" if plans_with_kernels(device) else f"compiled in {seconds:.1f} s"
+        logger.info("UlaCache: planner %s %s", planner, how)
+        return maker
 
     def serving(self) -> bool:
         """Whether the current forward call serves requests rather than warming up."""

@@ -2,7 +2,7 @@
 
 Call operations from here, `dispatch.gather(...)`: each has the name and signature of its torch
 reference, `reference/<file>.py`, and of its Triton launcher, `<file>.py`, which is imported when it
-is first needed. The device of the first tensor among the arguments decides; `use` overrules it.
+is first needed. The device of the first argument decides; `use` overrules it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from collections.abc import Callable
 from enum import Enum
 from typing import ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
+from vllm_ula.kernels.reference.bury import bury as _bury
+from vllm_ula.kernels.reference.claim import claim as _claim
+from vllm_ula.kernels.reference.remap import remap as _remap
+from vllm_ula.kernels.reference.seat import seat as _seat
+from vllm_ula.kernels.reference.touch import touch as _touch
 from vllm_ula.kernels.reference.translate import translate as _translate
+from vllm_ula.kernels.reference.victims import victims as _victims
+from vllm_ula.kernels.tables import MapTables
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,9 +53,9 @@ def use(kernels: Kernels) -> None:
     _used = kernels
 
 
-def uses_triton(tensor: Tensor) -> bool:
-    """Whether operations on this tensor run as Triton kernels."""
-    return tensor.is_cuda if _used is Kernels.AUTO else _used is Kernels.TRITON
+def uses_triton(device: torch.device) -> bool:
+    """Whether operations on this device run as Triton kernels."""
+    return device.type != "cpu" if _used is Kernels.AUTO else _used is Kernels.TRITON
 
 
 @functools.cache
@@ -66,7 +74,7 @@ def _operation(reference: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(reference)
     def operation(*args: P.args, **kwargs: P.kwargs) -> T:
-        kernels = Kernels.TRITON if uses_triton(_first_tensor(args)) else Kernels.TORCH
+        kernels = Kernels.TRITON if uses_triton(_device(args[0])) else Kernels.TORCH
         calls[name, kernels] += 1
         run = reference if kernels is Kernels.TORCH else launcher(name)
         return run(*args, **kwargs)  # type: ignore[return-value]
@@ -74,8 +82,16 @@ def _operation(reference: Callable[P, T]) -> Callable[P, T]:
     return operation
 
 
-def _first_tensor(args: tuple[object, ...]) -> Tensor:
-    return next(arg for arg in args if isinstance(arg, Tensor))
+def _device(first: object) -> torch.device:
+    tensor = first.home if isinstance(first, MapTables) else first
+    assert isinstance(tensor, Tensor)
+    return tensor.device
 
 
 translate = _operation(_translate)
+seat = _operation(_seat)
+claim = _operation(_claim)
+touch = _operation(_touch)
+victims = _operation(_victims)
+remap = _operation(_remap)
+bury = _operation(_bury)

@@ -18,8 +18,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MLAAttentionS
 
 from vllm_ula import capacity
 from vllm_ula.capacity import Capacity, TokenBytes
-from vllm_ula.compat import min_device_slots, ula_config
+from vllm_ula.compat import map_device, min_device_slots, ula_config
+from vllm_ula.kernels import tables
 from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
+from vllm_ula.planning.make import plans_with_kernels
 from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 
 logger = init_logger("vllm.vllm_ula")
@@ -71,10 +73,13 @@ def token_bytes(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]) -> Token
             rows += per_token
             domains += isinstance(spec, MLAAttentionSpec) and spec.is_index_group_leader
     planner = BYTES_PER_DEVICE_SLOT[ula_config(vllm_config).planner]
+    scratch = SCRATCH_BYTES_PER_LOGICAL_SLOT
+    if plans_with_kernels(map_device(vllm_config)):
+        planner, scratch = tables.BYTES_PER_DEVICE_SLOT, tables.SCRATCH_BYTES_PER_LOGICAL_SLOT
     return TokenBytes(
         rows=rows,
         index_keys=index_keys,
-        map_logical=domains * MAP_BYTES_PER_LOGICAL_SLOT + SCRATCH_BYTES_PER_LOGICAL_SLOT,
+        map_logical=domains * MAP_BYTES_PER_LOGICAL_SLOT + scratch,
         map_device=domains * (MAP_BYTES_PER_DEVICE_SLOT + planner),
     )
 

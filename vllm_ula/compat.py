@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from vllm_ula.capacity import GIB, TokenBytes, ceil_to, fit
 from vllm_ula.capacity import min_device_slots as _min_device_slots
 from vllm_ula.config import UlaConfig, check_every_step, check_record_directory
 from vllm_ula.errors import ConfigError, VersionError
 from vllm_ula.host_memory import available_host_bytes, check_host_memory
 from vllm_ula.models import DSA, check_index_share, check_supported, geometry, row_type
+from vllm_ula.planning.make import check_planner
 from vllm_ula.traces.format import import_pyarrow
 
 if TYPE_CHECKING:
@@ -68,6 +71,11 @@ def is_dsa(vllm_config: VllmConfig) -> bool:
     if model is None or model.hf_text_config.model_type not in DSA:
         return False
     return hasattr(model.hf_text_config, "index_topk")
+
+
+def map_device(vllm_config: VllmConfig) -> torch.device:
+    """Where an engine's device rows and maps live."""
+    return torch.device(vllm_config.device_config.device_type)
 
 
 def min_device_slots(vllm_config: VllmConfig) -> int:
@@ -183,6 +191,7 @@ def check_engine(vllm_config: VllmConfig) -> None:
     fields = model.hf_text_config.to_dict()
     check_index_share(fields)
     row_type(fields, vllm_config.cache_config.cache_dtype)
+    check_planner(config, map_device(vllm_config))
     _check_device(vllm_config, config)
     _check_record(vllm_config, config)
     check_host_memory(config.host_gib, available_host_bytes())

@@ -64,6 +64,7 @@ class UlaStats(KVConnectorStats):
         data = stats.data
         data["leases"] = num_leases
         for domain in domains:
+            domain.count()
             for field in fields(Counts):
                 data[field.name] += getattr(domain.counts, field.name)
             domain.counts = Counts()

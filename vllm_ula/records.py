@@ -58,7 +58,8 @@ class Call:
     """What one forward call asks of a domain.
 
     Attributes:
-        written: int64 `[W]` distinct logical slots this call writes.
+        written: int64 `[W]` distinct logical slots this call writes, -1 for tokens that write
+            nothing.
         written_by_decode: bool `[W]`, true where a decode token writes the row.
         selection: int64 `[T, topk]` logical slots each query token reads, -1 padded.
         decode: bool `[T]`, true for the decode tokens.
@@ -75,7 +76,7 @@ class Homes:
     """Where the rows of a call live, frozen until the domain's next step.
 
     Attributes:
-        written: int64 `[W]`, of `Call.written`.
+        written: int64 `[W]`, of `Call.written`, -1 padded.
         selected: int64 `[T, topk]`, of `Call.selection`, -1 padded.
     """
 
@@ -95,6 +96,7 @@ class Exchange:
         vacated: the m host rows they leave.
         fetch: bool `[m]`, false where the incoming row is about to be written anyway.
         write_back: bool `[m]`, false where the victim's row is dead.
+        num: int32 `[1]` on the device: so many entries count, whatever is in the others. None: all.
     """
 
     incoming: Tensor
@@ -102,6 +104,7 @@ class Exchange:
     vacated: HostSlots
     fetch: Tensor
     write_back: Tensor
+    num: Tensor | None = None
 
     def __len__(self) -> int:
         return self.incoming.numel()
@@ -113,13 +116,22 @@ class CallPlan:
 
     Attributes:
         exchange: the one exchange of the call; may be empty.
-        homes: of the call's rows before the exchange.
-        promoted: distinct selected rows that are read from device rows.
-        in_place: int64 `[r]` distinct selected logical slots that are read where they live.
+        homes: of the call's rows, final once the call is complete.
     """
 
     exchange: Exchange
     homes: Homes
+
+
+@dataclass(frozen=True, slots=True)
+class CountedPlan(CallPlan):
+    """A plan whose numbers the host knows.
+
+    Attributes:
+        promoted: distinct selected rows that are read from device rows.
+        in_place: int64 `[r]` distinct selected logical slots that are read where they live.
+    """
+
     promoted: int
     in_place: Tensor
 
@@ -141,15 +153,10 @@ class Counts:
     written_back_bytes: int = 0
     exchanges: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What one exchange moved: rows and bytes in each direction."""
-
-    fetched: int = 0
-    written_back: int = 0
-    fetched_bytes: int = 0
-    written_back_bytes: int = 0
+    def add(self, other: Counts) -> None:
+        """Count what the other counted, too."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 @dataclass(frozen=True, slots=True)

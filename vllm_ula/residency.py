@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm_ula.arrays import filled
 from vllm_ula.errors import IntegrityError
+from vllm_ula.kernels import dispatch
 from vllm_ula.records import DeviceSlots, Exchange, HostSlots, RowStates
 
 MAP_BYTES_PER_LOGICAL_SLOT = 4 + 1  # home, live
@@ -52,8 +53,7 @@ class Residency:
         Returns:
             int64 homes of the same shape, -1 where there is no slot. Valid until the next `remap`.
         """
-        homes = self.homes(slots.clamp_min(0).view(-1)).view(slots.shape)
-        return homes.masked_fill_(slots < 0, -1)
+        return dispatch.translate(self.home, slots)
 
     def homes(self, slots: Tensor) -> Tensor:
         """`translate` for int64 `[m]` slots that are all there."""
@@ -111,7 +111,8 @@ class Residency:
         if self.owner.numel() != self.num_device:
             raise IntegrityError(f"owner has {self.owner.numel()} entries, not {self.num_device}")
         homes = torch.sort(self.home).values
-        if not torch.equal(homes, torch.arange(self.num_logical, dtype=torch.int32)):
+        every = torch.arange(self.num_logical, dtype=torch.int32, device=homes.device)
+        if not torch.equal(homes, every):
             raise IntegrityError("home is no permutation of the device and host rows")
         on_device = (self.home < self.num_device).nonzero().squeeze(1)
         if not torch.equal(self.owner[self.home[on_device].long()].long(), on_device):

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from vllm_ula.kernels.reference.scatter import scatter
-from vllm_ula.planner import Planner
 from vllm_ula.planning import Planning
-from vllm_ula.records import Call, CallPlan, Counts, Homes, LayerRows, Moved
+from vllm_ula.records import Call, Counts, Homes, LayerRows
 from vllm_ula.residency import Residency
 from vllm_ula.transfer import transfer
 
@@ -31,9 +30,10 @@ class Domain:
     """The layers of one selection with how their calls are planned and what they counted.
 
     Attributes:
-        planning: holds the domain's map and planner.
+        planning: holds the domain's map and recency.
         layers: rows of each layer; all have the D and H of the map.
         homes: of the last step, for the layers that follow the first one.
+        counts: running totals; whoever reports them may start them anew.
     """
 
     planning: Planning
@@ -48,30 +48,17 @@ class Domain:
         """The map."""
         return self.planning.residency
 
-    @property
-    def planner(self) -> Planner:
-        """Recency of the device rows."""
-        return self.planning.planner
-
-    def count(self, plan: CallPlan, moved: Moved) -> None:
-        """Add one call to the totals; its homes have changed already."""
-        num_in_place = in_place_host = plan.in_place.numel()
-        if num_in_place:
-            in_place = self.residency.homes(plan.in_place)
-            in_place_host = int((in_place >= self.residency.num_device).sum())
-        counts = self.counts
-        counts.selected += plan.promoted + num_in_place
-        counts.hits += plan.promoted - moved.fetched
-        counts.in_place_device += num_in_place - in_place_host
-        counts.in_place_host += in_place_host
-        counts.fetched += moved.fetched
-        counts.written_back += moved.written_back
-        counts.fetched_bytes += moved.fetched_bytes
-        counts.written_back_bytes += moved.written_back_bytes
-        counts.exchanges += bool(moved.fetched or moved.written_back)
+    def count(self) -> Counts:
+        """Add what was counted since this was last called to the totals."""
+        counted = self.planning.counted()
+        row_bytes = sum(layer.row_bytes for layer in self.layers)
+        counted.fetched_bytes = counted.fetched * row_bytes
+        counted.written_back_bytes = counted.written_back * row_bytes
+        self.counts.add(counted)
+        return counted
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError if map or planner contradict themselves or each other."""
+        """Raise IntegrityError if map and recency contradict themselves or each other."""
         self.planning.check_integrity()
 
 
@@ -89,13 +76,13 @@ def run(domain: Domain, call: Call) -> Homes:
     start = time.perf_counter()
     plan = domain.planning.plan(call)
     planned = time.perf_counter()
-    moved = transfer(domain.layers, plan.exchange)
+    transfer(domain.layers, plan.exchange)
     transferred = time.perf_counter()
     domain.homes = domain.planning.complete(call, plan)
-    domain.count(plan, moved)
-    domain.plan_seconds.append(planned - start + time.perf_counter() - transferred)
-    if moved.fetched or moved.written_back:
+    completed = time.perf_counter()
+    if domain.count().exchanges:
         domain.transfer_seconds.append(transferred - planned)
+    domain.plan_seconds.append(planned - start + completed - transferred)
     return domain.homes
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from vllm_ula.records import DeviceSlots, Exchange, HostSlots, LayerRows, Moved
+from vllm_ula.records import DeviceSlots, Exchange, HostSlots, LayerRows
 from vllm_ula.transfer import transfer
 
 WIDTH = 3
@@ -74,12 +74,9 @@ def test_a_victim_goes_down_into_the_row_just_vacated():
 
 def test_a_row_not_fetched_and_a_row_not_written_back_move_no_bytes():
     rows = layer(4, 4)
-    moved = transfer(
-        [rows], exchange([0, 1, 2], [3, 2, 1], [True, False, False], [False, True, False])
-    )
+    transfer([rows], exchange([0, 1, 2], [3, 2, 1], [True, False, False], [False, True, False]))
     assert tags(rows.device) == [103, 1, 2, 3]
     assert tags(rows.host) == [100, 101, 1, 103]
-    assert moved == Moved(1, 1, WIDTH * 4, WIDTH * 4)
 
 
 def test_poison_of_unwritten_rows_stays_where_it_is():
@@ -93,18 +90,17 @@ def test_poison_of_unwritten_rows_stays_where_it_is():
     assert rows.host[[0, 3]].isnan().all()
 
 
-def test_all_layers_move_and_rows_are_counted_once():
+def test_all_layers_move():
     layers = [layer(2, 2), layer(2, 2, tag=10, dtype=torch.bfloat16)]
-    moved = transfer(layers, exchange([1, 0], [0, 1], write_back=[True, False]))
+    transfer(layers, exchange([1, 0], [0, 1], write_back=[True, False]))
     assert tags(layers[0].device) == [101, 100]
     assert tags(layers[1].device) == [111, 110]
     assert tags(layers[1].host) == [11, 111]
-    assert moved == Moved(2, 1, 2 * (WIDTH * 4 + WIDTH * 2), WIDTH * 4 + WIDTH * 2)
 
 
 @pytest.mark.parametrize("num", [0, 2])
 def test_an_exchange_that_moves_nothing(num):
     rows = layer(2, 2)
     none = [False] * num
-    assert transfer([rows], exchange(range(num), range(num), none, none)) == Moved()
+    transfer([rows], exchange(range(num), range(num), none, none))
     assert (tags(rows.device), tags(rows.host)) == ([0, 1], [100, 101])

@@ -15,11 +15,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from vllm_ula.arrays import filled
 from vllm_ula.errors import IntegrityError
 from vllm_ula.planner import Planner
-from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
+from vllm_ula.records import (
+    Call,
+    CallPlan,
+    CountedPlan,
+    Counts,
+    DeviceSlots,
+    Exchange,
+    Homes,
+    HostSlots,
+)
 from vllm_ula.residency import Residency
 
 NO_SLOTS = torch.empty(0, dtype=torch.int64)
@@ -77,21 +87,16 @@ class Planning(ABC):
 
     Args:
         residency: the domain's map.
-        planner: its recency; every row starts dead.
-        scratch: of the rank.
     """
 
-    def __init__(self, residency: Residency, planner: Planner, scratch: Scratch) -> None:
+    def __init__(self, residency: Residency) -> None:
         self.residency = residency
-        self.planner = planner
-        self.scratch = scratch
-        planner.bury(DeviceSlots(torch.arange(residency.num_device)))
 
     @abstractmethod
     def plan(self, call: Call) -> CallPlan:
         """Decide what a call does; the map stays as it is.
 
-        Its records are valid until the next call of any domain that shares the scratch.
+        Its records are valid until the next call of any domain of the rank.
         """
 
     @abstractmethod
@@ -102,15 +107,66 @@ class Planning(ABC):
             Where the rows of the call live now, valid as long as the plan.
         """
 
+    @abstractmethod
+    def counted(self) -> Counts:
+        """What calls counted, in rows, since this was last asked; a device may lag behind."""
+
+    @abstractmethod
     def bury(self, blocks: Tensor, block_size: int) -> None:
-        """Nobody reads these blocks (int64 `[m]`) again before writing them."""
+        """Nobody reads these blocks (int64 `[m]`, distinct) again before writing them."""
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if map or recency contradict themselves or each other."""
+
+
+class PlannerPlanning(Planning):
+    """Planning whose recency is a `Planner`, and whose host knows how many rows a call moves.
+
+    Args:
+        residency: the domain's map.
+        planner: its recency; every row starts dead.
+        scratch: of the rank.
+    """
+
+    def __init__(self, residency: Residency, planner: Planner, scratch: Scratch) -> None:
+        super().__init__(residency)
+        self.planner = planner
+        self.scratch = scratch
+        self._counts = Counts()
+        planner.bury(DeviceSlots(torch.arange(residency.num_device)))
+
+    def count(self, plan: CountedPlan) -> None:
+        """Add one call to the totals; its homes have changed already."""
+        num_in_place = in_place_host = plan.in_place.numel()
+        if num_in_place:
+            in_place = self.residency.homes(plan.in_place)
+            in_place_host = int((in_place >= self.residency.num_device).sum())
+        exchange, counts = plan.exchange, self._counts
+        fetched = int(exchange.fetch.sum()) if len(exchange) else 0
+        written_back = int(exchange.write_back.sum()) if len(exchange) else 0
+        counts.selected += plan.promoted + num_in_place
+        counts.hits += plan.promoted - fetched
+        counts.in_place_device += num_in_place - in_place_host
+        counts.in_place_host += in_place_host
+        counts.fetched += fetched
+        counts.written_back += written_back
+        counts.exchanges += bool(fetched or written_back)
+
+    @override
+    def counted(self) -> Counts:
+        counted, self._counts = self._counts, Counts()
+        return counted
+
+    @override
+    def bury(self, blocks: Tensor, block_size: int) -> None:
         self.residency.mark_dead(blocks, block_size)
         offsets = torch.arange(block_size, device=blocks.device)
         homes = self.residency.homes((blocks.unsqueeze(1) * block_size + offsets).view(-1))
         self.planner.bury(DeviceSlots(homes[homes < self.residency.num_device]))
 
+    @override
     def check_integrity(self) -> None:
-        """Raise IntegrityError if map or planner contradict themselves or each other."""
         self.residency.check_integrity()
         self.planner.check_integrity()
         if bool((self.planner.dead() & ~self.residency.dead_device_rows()).any()):

@@ -21,8 +21,8 @@ from typing_extensions import override
 
 from vllm_ula.planner.jit import compiled
 from vllm_ula.planner.stamps import StampPlanner
-from vllm_ula.planning.base import NO_SLOTS, NOTHING, Planning, Scratch
-from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes, HostSlots
+from vllm_ula.planning.base import NO_SLOTS, NOTHING, PlannerPlanning, Scratch
+from vllm_ula.records import Call, CallPlan, CountedPlan, DeviceSlots, Exchange, Homes, HostSlots
 from vllm_ula.residency import Residency
 
 Ints = NDArray[np.int64]
@@ -35,7 +35,7 @@ DEAD = 1  # the flag of planner/stamps.py
 MISSING, WRITTEN, PLACED, IN_PLACE, COUNTED = 1, 2, 4, 8, 16
 
 
-class CompiledPlanning(Planning):
+class CompiledPlanning(PlannerPlanning):
     """Needs a planner with stamps; all arrays live in host memory."""
 
     planner: StampPlanner
@@ -50,7 +50,7 @@ class CompiledPlanning(Planning):
         self._missed: Ints = np.empty(0, dtype=np.int64)
 
     @override
-    def plan(self, call: Call) -> CallPlan:
+    def plan(self, call: Call) -> CountedPlan:
         planner, buffer = self.planner, self.scratch.buffer
         planner.begin_call()
         selection = call.selection.numpy()
@@ -94,7 +94,7 @@ class CompiledPlanning(Planning):
             exchange = Exchange(
                 incoming_tensor[:num], victims, vacated, fetch_tensor[:num], write_back
             )
-        return CallPlan(
+        return CountedPlan(
             exchange=exchange,
             homes=homes,
             promoted=promoted,
@@ -135,6 +135,8 @@ class CompiledPlanning(Planning):
             _translate(self._home, written, plan.homes.written.numpy())
             selection, selected = call.selection.numpy(), plan.homes.selected.numpy()
             _translate_some(self._home, selection.reshape(-1), selected.reshape(-1), self._missed)
+        assert isinstance(plan, CountedPlan)
+        self.count(plan)
         return plan.homes
 
     @override
@@ -169,8 +171,10 @@ def _pass(
     rewritten = revived = num_touched = 0
     for i in range(len(written)):
         slot = written[i]
-        h = home[slot]
+        h = home[slot] if slot >= 0 else -1
         written_homes[i] = h
+        if h < 0:
+            continue
         if h < num_device:
             stamp[h] = clock
             rewritten += 1
@@ -262,7 +266,8 @@ def _pass(
     for i in range(num_in_place):
         marks[in_place[i]] = 0
     for i in range(len(written)):
-        marks[written[i]] = 0
+        if written[i] >= 0:
+            marks[written[i]] = 0
     current = rewritten + hits
     return (
         promoted,
@@ -323,7 +328,7 @@ def _remap(home: Slots, owner: Slots, incoming: Ints, victims: Ints, vacated: In
 def _translate(home: Slots, slots: Ints, homes: Ints) -> None:
     """`Residency.translate`, compiled."""
     for i in range(len(slots)):
-        homes[i] = home[slots[i]]
+        homes[i] = home[slots[i]] if slots[i] >= 0 else -1
 
 
 @compiled
@@ -336,7 +341,8 @@ def _translate_some(home: Slots, slots: Ints, homes: Ints, at: Ints) -> None:
 @compiled
 def _mark_live(live: Bools, slots: Ints) -> None:
     for slot in slots:
-        live[slot] = True
+        if slot >= 0:
+            live[slot] = True
 
 
 @compiled

@@ -6,36 +6,37 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from vllm_ula.planning.base import NOTHING, Planning
-from vllm_ula.records import Call, CallPlan, DeviceSlots, Exchange, Homes
+from vllm_ula.planning.base import NOTHING, PlannerPlanning
+from vllm_ula.records import Call, CallPlan, CountedPlan, DeviceSlots, Exchange, Homes
 
 
-class ReferencePlanning(Planning):
+class ReferencePlanning(PlannerPlanning):
     """Every set is a mask over all rows: slow and obvious."""
 
     @override
-    def plan(self, call: Call) -> CallPlan:
+    def plan(self, call: Call) -> CountedPlan:
         residency, planner, marks = self.residency, self.planner, self._marks
         planner.begin_call()
         homes = self._translate(call)
         num_device = residency.num_device
         on_host = homes.written >= num_device
-        rewritten = DeviceSlots(homes.written[~on_host])
-        planner.admit(rewritten, call.written[~on_host])
+        on_device = (homes.written >= 0) & ~on_host
+        rewritten = call.written[on_device]
+        planner.admit(DeviceSlots(homes.written[on_device]), rewritten)
         room = num_device - planner.num_current()
         placed = call.written[on_host & call.written_by_decode][:room]
-        seated = torch.cat((call.written[~on_host], placed))
+        seated = torch.cat((rewritten, placed))
         selected = _distinct(marks, call.selection)
         promoted = self._promote(call, seated, room - placed.numel())
         promoted_homes = residency.homes(promoted)
         planner.touch(DeviceSlots(promoted_homes[promoted_homes < num_device]))
 
         missing = promoted[promoted_homes >= num_device]
-        unwritten = _is_in(marks, missing, call.written).logical_not_()
+        unwritten = _is_in(marks, missing, call.written[on_host]).logical_not_()
         placed = placed[~_is_in(marks, placed, missing)]
         incoming = torch.cat((missing, placed))
         fetch = torch.cat((unwritten, torch.zeros_like(placed, dtype=torch.bool)))
-        return CallPlan(
+        return CountedPlan(
             exchange=self._exchange(call.written[on_host], incoming, fetch),
             homes=homes,
             promoted=promoted.numel(),
@@ -46,7 +47,9 @@ class ReferencePlanning(Planning):
     def complete(self, call: Call, plan: CallPlan) -> Homes:
         self.residency.remap(plan.exchange)
         self.planner.admit(plan.exchange.victims, plan.exchange.incoming)
-        self.residency.mark_live(call.written)
+        self.residency.mark_live(call.written[call.written >= 0])
+        assert isinstance(plan, CountedPlan)
+        self.count(plan)
         return self._translate(call)
 
     @property
@@ -55,7 +58,7 @@ class ReferencePlanning(Planning):
 
     def _translate(self, call: Call) -> Homes:
         residency = self.residency
-        return Homes(residency.homes(call.written), residency.translate(call.selection))
+        return Homes(residency.translate(call.written), residency.translate(call.selection))
 
     def _promote(self, call: Call, seated: Tensor, room: int) -> Tensor:
         """Distinct slots selected by the first decode tokens that fit `room` rows together.

@@ -1,0 +1,130 @@
+"""Claim, in Triton: see `reference/claim.py`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.tables import CallTables, MapTables
+from vllm_ula.kernels.variant import Variant
+
+CLOCK = tl.constexpr(layout.CLOCK)
+PLACED = tl.constexpr(layout.PLACED)
+
+
+@triton.jit
+def _claim_kernel(p_marks, p_selection, p_decode, num_entries, width, BLOCK: tl.constexpr):
+    i_token = tl.program_id(0).to(tl.int64)
+    o_entry = i_token * width + tl.arange(0, BLOCK)
+    # [BLOCK]
+    b_slot = tl.load(p_selection + o_entry, mask=tl.arange(0, BLOCK) < width, other=-1)
+    is_decode = tl.load(p_decode + i_token) != 0
+    first = tl.where(is_decode, 2 * num_entries, num_entries)
+    b_claim = (first - o_entry).to(tl.int32)
+    tl.atomic_max(p_marks + b_slot, b_claim, mask=b_slot >= 0, sem="relaxed")
+
+
+@triton.jit
+def _count_kernel(
+    p_home,
+    p_stamp,
+    p_state,
+    p_marks,
+    p_roles,
+    p_selection,
+    p_decode,
+    p_wanted,
+    p_missing,
+    num_entries,
+    num_device,
+    width,
+    BLOCK: tl.constexpr,
+):
+    i_token = tl.program_id(0).to(tl.int64)
+    wanted = 0
+    missing = 0
+    if tl.load(p_decode + i_token) != 0:
+        clock = tl.load(p_state + CLOCK)
+        o_entry = i_token * width + tl.arange(0, BLOCK)
+        # [BLOCK]
+        b_slot = tl.load(p_selection + o_entry, mask=tl.arange(0, BLOCK) < width, other=-1)
+        b_mark = tl.load(p_marks + b_slot, mask=b_slot >= 0, other=0)
+        m_won = (b_slot >= 0) & (b_mark == 2 * num_entries - o_entry)
+        b_home = tl.load(p_home + b_slot, mask=m_won, other=0)
+        m_host = m_won & (b_home >= num_device)
+        m_device = m_won & (b_home < num_device)
+        b_stamp = tl.load(p_stamp + b_home, mask=m_device, other=0)
+        b_role = tl.load(p_roles + b_slot, mask=m_host, other=0).to(tl.int32)
+        m_seated = (m_device & (b_stamp >> 1 == clock)) | (m_host & ((b_role & PLACED) != 0))
+        wanted = tl.sum((m_won & (m_seated == 0)).to(tl.int32))
+        missing = tl.sum(m_host.to(tl.int32))
+    tl.store(p_wanted + i_token, wanted)
+    tl.store(p_missing + i_token, missing)
+
+
+def claim(tables: MapTables, call: CallTables) -> None:
+    """See `reference/claim.py`."""
+    num_tokens, width = call.selection.shape
+    if not num_tokens:
+        return
+    block = triton.next_power_of_2(max(width, 1))
+    num_warps = 4 if block <= 1024 else 8
+    _claim_kernel[(num_tokens,)](
+        tables.marks,
+        call.selection,
+        call.decode,
+        call.selection.numel(),
+        width,
+        BLOCK=block,
+        num_warps=num_warps,
+    )
+    _count_kernel[(num_tokens,)](
+        tables.home,
+        tables.stamp,
+        tables.state,
+        tables.marks,
+        tables.roles,
+        call.selection,
+        call.decode,
+        call.wanted,
+        call.missing,
+        call.selection.numel(),
+        tables.num_device,
+        width,
+        BLOCK=block,
+        num_warps=num_warps,
+    )
+
+
+_SELECTION = {"p_selection": "*i64:16", "p_decode": "*i1:16"}
+VARIANTS = (
+    Variant(
+        "claim",
+        _claim_kernel,
+        {"p_marks": "*i32:16", **_SELECTION, "num_entries": "i32:16", "width": "i32:16"},
+        {"BLOCK": 2048},
+        num_warps=8,
+        hot=True,
+    ),
+    Variant(
+        "claim count",
+        _count_kernel,
+        {
+            "p_home": "*i32:16",
+            "p_stamp": "*i32:16",
+            "p_state": "*i32:16",
+            "p_marks": "*i32:16",
+            "p_roles": "*u8:16",
+            **_SELECTION,
+            "p_wanted": "*i32:16",
+            "p_missing": "*i32:16",
+            "num_entries": "i32:16",
+            "num_device": "i32:16",
+            "width": "i32:16",
+        },
+        {"BLOCK": 2048},
+        num_warps=8,
+        hot=True,
+    ),
+)
