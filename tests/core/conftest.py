@@ -4,6 +4,7 @@ import functools
 
 import pytest
 
+from tests.core.rig import InKernels
 from vllm_ula.planner.hash_lru import HashLru
 from vllm_ula.planner.pb_lru import PbLru
 from vllm_ula.planner.reference import ReferencePbLru, ReferenceTimestampLru
@@ -16,6 +17,7 @@ PLANNERS = {
     "hash_lru": functools.partial(HashLru, num_buckets=1),
     "pb_lru reference": ReferencePbLru,
     "timestamp_lru reference": ReferenceTimestampLru,
+    "pb_lru in kernels": InKernels,
 }
 
 

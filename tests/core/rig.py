@@ -16,8 +16,9 @@ from vllm_ula.planner import Planner
 from vllm_ula.planner.stamps import StampPlanner
 from vllm_ula.planning import Planning, Scratch
 from vllm_ula.planning.compiled import CompiledPlanning
+from vllm_ula.planning.kernels import KernelPlanning, Marks
 from vllm_ula.planning.reference import ReferencePlanning
-from vllm_ula.records import Call, Counts, Exchange, LayerRows
+from vllm_ula.records import Call, Counts, DeviceSlots, Exchange, HostSlots, LayerRows
 from vllm_ula.residency import Residency
 from vllm_ula.transfer import transfer
 
@@ -51,13 +52,24 @@ class Stepped:
         return sorted(self.exchange.victims.index[self.exchange.write_back].tolist())
 
 
+@dataclass(frozen=True)
+class InKernels:
+    """In the place of a planner: map operations keep the recency of that many device rows."""
+
+    num_device: int
+    num_buckets: int = 64
+
+
 def make_domain(
     residency: Residency,
-    planner: Planner,
+    planner: Planner | InKernels,
     layers: list[LayerRows],
     planning: type[Planning] | None = None,
 ) -> step.Domain:
-    """A domain planned as its planner suggests: compiled, or by the reference."""
+    """A domain planned as its planner suggests: compiled, by the reference, or in kernels."""
+    if isinstance(planner, InKernels):
+        marks = Marks.of(residency)
+        return step.Domain(KernelPlanning(residency, marks, planner.num_buckets), layers)
     if planning is None:
         planning = CompiledPlanning if isinstance(planner, StampPlanner) else ReferencePlanning
     return step.Domain(planning(residency, planner, Scratch.of(residency)), layers)
@@ -68,7 +80,7 @@ class Rig:
 
     def __init__(
         self,
-        planner: Callable[[int], Planner],
+        planner: Callable[[int], Planner | InKernels],
         num_device: int,
         num_host: int,
         num_layers: int = 1,
@@ -115,7 +127,7 @@ class Rig:
         with mock.patch.object(step, "transfer", wraps=transfer) as spy:
             homes = step.run(self.domain, call)
         spy.assert_called_once()
-        exchange = copy.deepcopy(spy.call_args.args[1])
+        exchange = _trimmed(copy.deepcopy(spy.call_args.args[1]))
         self._check_moves(before, exchange)
 
         for slot in write:
@@ -172,6 +184,18 @@ class Rig:
         for layer, (device, host) in zip(self.layers, before, strict=True):
             assert set(_changed(device, layer.device)) <= set(fetched)
             assert set(_changed(host, layer.host)) <= set(written_back)
+
+
+def _trimmed(exchange: Exchange) -> Exchange:
+    """The entries that count."""
+    num = len(exchange) if exchange.num is None else int(exchange.num)
+    return Exchange(
+        exchange.incoming[:num],
+        DeviceSlots(exchange.victims.index[:num]),
+        HostSlots(exchange.vacated.index[:num]),
+        exchange.fetch[:num],
+        exchange.write_back[:num],
+    )
 
 
 def expected_promotion(

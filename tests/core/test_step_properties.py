@@ -7,7 +7,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.core.rig import Rig, expected_promotion
+from tests.core.rig import InKernels, Rig, expected_promotion
 from vllm_ula.capacity import min_device_slots
 from vllm_ula.planner.hash_lru import HashLru
 from vllm_ula.planner.pb_lru import PbLru
@@ -22,6 +22,8 @@ PLANNERS = [
     functools.partial(HashLru, num_buckets=4),
     ReferencePbLru,
     ReferenceTimestampLru,
+    InKernels,
+    functools.partial(InKernels, num_buckets=2),
 ]
 
 anything = st.integers(0, 255)
