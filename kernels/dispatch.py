@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from vllm_ula.kernels.reference.exchange import exchange as _exchange
 from vllm_ula.kernels.reference.translate import translate as _translate
 
 P = ParamSpec("P")
@@ -78,4 +79,5 @@ def _first_tensor(args: tuple[object, ...]) -> Tensor:
     return next(arg for arg in args if isinstance(arg, Tensor))
 
 
+exchange = _operation(_exchange)
 translate = _operation(_translate)

@@ -95,6 +95,7 @@ class Exchange:
         vacated: the m host rows they leave.
         fetch: bool `[m]`, false where the incoming row is about to be written anyway.
         write_back: bool `[m]`, false where the victim's row is dead.
+        num: int32 `[1]` beside them, how many of the m entries count; None if all do.
     """
 
     incoming: Tensor
@@ -102,6 +103,7 @@ class Exchange:
     vacated: HostSlots
     fetch: Tensor
     write_back: Tensor
+    num: Tensor | None = None
 
     def __len__(self) -> int:
         return self.incoming.numel()
