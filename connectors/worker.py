@@ -26,6 +26,7 @@ from vllm_ula.pools import HostPool
 from vllm_ula.records import LayerRows
 from vllm_ula.residency import Residency
 from vllm_ula.step import Domain
+from vllm_ula.streams import make_lane
 
 logger = init_logger("vllm.vllm_ula")
 
@@ -83,7 +84,9 @@ class UlaWorker:
         device = {name: kv_caches[name].flatten(0, -2) for name in impls}
         row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
         num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
-        self.pool = HostPool(num_host, row_bytes)
+        on = next(iter(kv_caches.values())).device
+        self.pool = HostPool(num_host, row_bytes, on)
+        lane = make_lane(on)
         self._warm_up()
         group: object = None
         scratch: Scratch | None = None
@@ -92,7 +95,8 @@ class UlaWorker:
                 planner = make_planner(self._config, num_device)
                 residency = Residency(num_device, num_host)
                 scratch = scratch or Scratch.of(residency)
-                self.domains.append(Domain(CompiledPlanning(residency, planner, scratch), []))
+                planning = CompiledPlanning(residency, planner, scratch)
+                self.domains.append(Domain(planning, [], lane))
                 group = impl.index_group
             # Layers of a group are neighbours: its homes lie in scratch memory until the next one.
             assert impl.index_group is group
