@@ -25,6 +25,7 @@ from vllm_ula.planning.make import planning_maker, plans_with_kernels
 from vllm_ula.pools import HostPool
 from vllm_ula.records import LayerRows
 from vllm_ula.step import Domain
+from vllm_ula.streams import make_lane
 
 logger = init_logger("vllm.vllm_ula")
 
@@ -82,13 +83,14 @@ class UlaWorker:
         device = {name: kv_caches[name].flatten(0, -2) for name in impls}
         row_bytes = [rows.shape[1] * rows.element_size() for rows in device.values()]
         num_device, num_host = self._capacity.device_slots, self._capacity.host_slots
-        self.pool = HostPool(num_host, row_bytes)
-        where = next(iter(device.values())).device
-        make_planning = self._planning_maker(num_device, num_host, where)
+        on = next(iter(device.values())).device
+        self.pool = HostPool(num_host, row_bytes, on)
+        make_planning = self._planning_maker(num_device, num_host, on)
+        lane = make_lane(on)
         group: object = None
         for index, (name, impl) in enumerate(impls.items()):
             if impl.index_group_index == 0:
-                self.domains.append(Domain(make_planning(), []))
+                self.domains.append(Domain(make_planning(), [], lane))
                 group = impl.index_group
             # Layers of a group are neighbours: its homes lie in scratch memory until the next one.
             assert impl.index_group is group

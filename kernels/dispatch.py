@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vllm_ula.kernels.reference.bury import bury as _bury
 from vllm_ula.kernels.reference.claim import claim as _claim
+from vllm_ula.kernels.reference.exchange import exchange as _exchange
 from vllm_ula.kernels.reference.remap import remap as _remap
 from vllm_ula.kernels.reference.seat import seat as _seat
 from vllm_ula.kernels.reference.touch import touch as _touch
@@ -88,6 +89,7 @@ def _device(first: object) -> torch.device:
     return tensor.device
 
 
+exchange = _operation(_exchange)
 translate = _operation(_translate)
 seat = _operation(_seat)
 claim = _operation(_claim)

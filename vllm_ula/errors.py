@@ -4,7 +4,7 @@ UlaError
 ├── ConfigError        a setting is refused at start: key, value, rule, a value that works
 ├── VersionError       vLLM is outside the supported range
 ├── PatchError         a vLLM seam is not what its patch record says
-├── HostMemoryError    the host pool could not be allocated
+├── HostMemoryError    the host pool could not be allocated or pinned
 ├── NotEnoughVictims   a planner was asked for more device rows than may be given up
 ├── LogicalIdError     a field of a logical id is out of range
 ├── NoSequenceNumber   every sequence number belongs to a live sequence
@@ -42,7 +42,7 @@ class PatchError(UlaError):
 
 
 class HostMemoryError(UlaError):
-    """The operating system refused the memory of the host pool."""
+    """The operating system refused the memory of the host pool, or the driver to pin it."""
 
 
 class NotEnoughVictims(UlaError):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 from vllm_ula.capacity import GIB
 from vllm_ula.errors import ConfigError
+
+CGROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
 
 
 def check_host_memory(host_gib: float, available: int) -> None:
@@ -22,17 +29,29 @@ def check_host_memory(host_gib: float, available: int) -> None:
 def available_host_bytes() -> int:
     """Bytes this process may still allocate: MemAvailable, or less under a cgroup limit."""
     available = _meminfo_available()
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        allowed, used = _read_int(limit), _read_int(usage)
-        if allowed is not None:
-            available = min(available, allowed - (used or 0))
+    for allowed, used in _cgroup_limits():
+        available = min(available, allowed - used)
     return max(available, 0)
+
+
+def limits_below(nbytes: int) -> list[str]:
+    """What may keep this process from pinning `nbytes` of host memory, in words."""
+    found = []
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if locked != resource.RLIM_INFINITY and locked < nbytes:
+        found.append(f"RLIMIT_MEMLOCK is {locked} bytes ({locked / GIB:.2f} GiB)")
+    for allowed, _ in _cgroup_limits():
+        if allowed < nbytes:
+            found.append(f"the cgroup's memory limit is {allowed} bytes ({allowed / GIB:.2f} GiB)")
+    return found
+
+
+def _cgroup_limits() -> Iterator[tuple[int, int]]:
+    """Bytes allowed and used, of each version of cgroups that limits this process."""
+    for limit, usage in CGROUPS:
+        allowed = _read_int(limit)
+        if allowed is not None:
+            yield allowed, _read_int(usage) or 0
 
 
 def _meminfo_available() -> int:

@@ -96,7 +96,7 @@ class Exchange:
         vacated: the m host rows they leave.
         fetch: bool `[m]`, false where the incoming row is about to be written anyway.
         write_back: bool `[m]`, false where the victim's row is dead.
-        num: int32 `[1]` on the device: so many entries count, whatever is in the others. None: all.
+        num: int32 `[1]` beside them, how many of the m entries count; None if all do.
     """
 
     incoming: Tensor

@@ -13,6 +13,7 @@ from vllm_ula.kernels.reference.logical_slots import logical_slots
 from vllm_ula.kernels.reference.scatter import scatter
 from vllm_ula.kernels.reference.sparse_mla import sparse_mla
 from vllm_ula.kernels.reference.topk import topk
+from vllm_ula.records import LayerRows
 
 NAN = torch.nan
 
@@ -255,11 +256,37 @@ class TestGatherAndScatter:
         assert torch.equal(gather(device, host, homes), rows)
 
 
-def test_exchange_reads_every_row_before_it_writes_any():
-    device, host = torch.arange(4.0).unsqueeze(1), 10 + torch.arange(4.0).unsqueeze(1)
-    exchange(device, host, slots(0, 3), slots(2, 1), slots(1, 2), slots(3, 0))
-    assert device.flatten().tolist() == [0, 13, 10, 3]
-    assert host.flatten().tolist() == [2, 11, 12, 1]
+class TestExchange:
+    @staticmethod
+    def exchanged(fetch, write_back, num=None, layers=1):
+        """What device row d = d and host row h = 10 + h hold afterwards, in each layer."""
+        rows = [
+            LayerRows(f"{i}", torch.arange(4.0).view(4, 1), 10 + torch.arange(5.0).view(5, 1))
+            for i in range(layers)
+        ]
+        fetch, write_back = torch.tensor(fetch).bool(), torch.tensor(write_back).bool()
+        count = None if num is None else torch.tensor([num], dtype=torch.int32)
+        exchange(slots(2, 1, 0), slots(0, 3, 1), fetch, write_back, count, rows)
+        return [(x.device.flatten().tolist(), x.host.flatten().tolist()) for x in rows]
+
+    def test_every_row_is_read_before_any_is_written(self):
+        expected = [11, 13, 10, 3], [2, 0, 12, 1, 14]
+        assert self.exchanged([1, 1, 1], [1, 1, 1], layers=2) == [expected, expected]
+
+    def test_fetched_and_written_back_are_chosen_row_by_row(self):
+        assert self.exchanged([1, 0, 0], [0, 1, 0]) == [([0, 1, 10, 3], [10, 11, 12, 1, 14])]
+        assert self.exchanged([0, 0, 0], [0, 0, 0]) == [([0, 1, 2, 3], [10, 11, 12, 13, 14])]
+
+    @pytest.mark.parametrize(
+        ("num", "expected"),
+        [
+            (0, ([0, 1, 2, 3], [10, 11, 12, 13, 14])),
+            (1, ([0, 1, 10, 3], [2, 11, 12, 13, 14])),
+            (2, ([0, 13, 10, 3], [2, 11, 12, 1, 14])),
+        ],
+    )
+    def test_entries_beyond_the_count_stay(self, num, expected):
+        assert self.exchanged([1, 1, 1], [1, 1, 1], num) == [expected]
 
 
 class TestFp8Rows:

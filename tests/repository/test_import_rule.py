@@ -29,7 +29,7 @@ LAYERS = (
         "logical_id",
     ),
     ("kernels", "traces"),
-    ("residency", "planner", "pools", "transfer"),
+    ("residency", "planner", "pinned", "pools", "streams", "transfer"),
     ("planning",),
     ("step",),
     ("replay",),

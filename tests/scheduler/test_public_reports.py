@@ -6,6 +6,7 @@ L03 and S04 are in test_async_lag.py, L04 is Rig.check_blocks at every step of e
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,9 @@ from scheduler.worker import Worker
 from vllm.v1.request import RequestStatus
 
 from vllm_ula import step
+from vllm_ula.attention import store
+from vllm_ula.attention.impl import Pending
+from vllm_ula.attention.metadata import UlaMetadata
 from vllm_ula.errors import NotEnoughVictims
 from vllm_ula.planner import Planner
 from vllm_ula.planner.hash_lru import HashLru
@@ -74,6 +78,36 @@ def test_d02_rows_written_behind_our_back_are_copied_out() -> None:
     assert counts.written_back == counts.fetched == 64
     assert counts.written_back_bytes == 64 * sum(layer.row_bytes for layer in worker.layers)
     worker.check_rows()
+
+
+def test_d03_a_follower_waits_for_its_rows_before_it_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vllm#45704: whatever orders the copies, each layer asks it; tests/core has the orders."""
+    domain, calls = full_worker(device_blocks=2, blocks=3).domain, mock.MagicMock()
+    domain.lane = calls.lane
+    monkeypatch.setattr(store, "write", calls.write)
+    slots = torch.tensor([3, 9])
+    metadata = UlaMetadata(
+        num_actual_tokens=2,
+        slot_mapping=slots,
+        block_table=torch.tensor([[0, 1, 2]], dtype=torch.int32),
+        request_of_token=torch.zeros(2, dtype=torch.int64),
+        position_of_token=slots,
+        decode=torch.ones(2, dtype=torch.bool),
+        query_ranges=[(0, 2)],
+        lengths=[10],
+        block_size=4,
+        num_decodes=1,
+        num_decode_tokens=2,
+    )
+    topk = torch.tensor([[8, 3], [9, 10]], dtype=torch.int32)
+    pending = Pending(torch.zeros(2, 2), slots)
+    for layer in range(2):
+        store.RowStore(domain, layer, lambda: True).step(metadata, pending, topk)
+    called = [name for name, *_ in calls.mock_calls]
+    assert called == ["lane.join", "lane.start", "lane.wait", "write", "lane.wait", "write"]
+    assert calls.lane.wait.call_args_list == [mock.call(0), mock.call(1)]
 
 
 @pytest.mark.parametrize("wanted", [4, 3])

@@ -55,6 +55,7 @@ class RowStore:
         kept = pending.slots >= 0
         if self.layer == 0:
             self._plan(metadata, pending.slots, kept, topk)
+        self.domain.wait(self.layer)
         homes = self.domain.homes
         write(self.rows, homes.written, pending.rows[kept])
         return homes.selected
