@@ -207,6 +207,33 @@ def test_control_what_is_allowed_is_not_found(tmp_path, path, source):
     assert violations(tmp_path) == []
 
 
+GPU_BENCHMARKS = ("torch", "triton", "benchmarks.gpu", *(f"vllm_ula.{p}" for p in PEERS["kernels"]))
+
+
+def foreign(source: str) -> list[str]:
+    """What a benchmark imports that a GPU machine without vLLM may lack."""
+    names = [imported.name for imported in imports(source, "benchmarks.gpu")]
+    return [
+        name
+        for name in names
+        if name.partition(".")[0] not in sys.stdlib_module_names
+        and not any((name + ".").startswith(allowed + ".") for allowed in GPU_BENCHMARKS)
+    ]
+
+
+def test_benchmarks_of_a_gpu_need_torch_and_triton_alone():
+    files = sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))
+    assert files
+    assert {file.name: found for file in files if (found := foreign(file.read_text()))} == {}
+
+
+@pytest.mark.parametrize("name", ["numpy", "benchmarks.arm", "vllm_ula.planner", "tqdm"])
+def test_control_a_benchmark_that_needs_more_is_found(name):
+    assert foreign(f"import torch, vllm_ula.kernels.translate\ndef f():\n    import {name}") == [
+        name
+    ]
+
+
 def test_importing_the_package_loads_nothing_heavy():
     program = "import sys, vllm_ula; print(*{'torch', 'vllm', 'numpy'} & set(sys.modules))"
     done = subprocess.run(
