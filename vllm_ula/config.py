@@ -14,6 +14,8 @@ PLANNERS = ("pb_lru", "timestamp_lru", "hash_lru")
 MAX_BUCKETS = 4096  # what a bucket takes whatever the pool, 100 bytes, is not charged
 BUCKET_AGES = ("admitted", "touched", "calls")
 CHECK_VARIABLE = "VLLM_ULA_CHECK"
+KERNELS_VARIABLE = "VLLM_ULA_KERNELS"
+KERNELS = ("auto", "torch", "triton")
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,27 @@ def check_every_step() -> bool:
     if value not in ("0", "1"):
         raise ConfigError(CHECK_VARIABLE, value, "must be 0 or 1", "1")
     return value == "1"
+
+
+def chosen_kernels(on_cpu: bool) -> str:
+    """Whose kernels `VLLM_ULA_KERNELS` asks for: `auto`, `torch` or `triton`.
+
+    Args:
+        on_cpu: whether vLLM runs on a CPU, which has no Triton but its interpreter.
+
+    Raises:
+        ConfigError: the variable is none of them, or asks for what cannot run here.
+    """
+    value = os.environ.get(KERNELS_VARIABLE, KERNELS[0])
+    _one_of(KERNELS_VARIABLE, value, KERNELS)
+    if value == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            KERNELS_VARIABLE,
+            value,
+            "a CPU runs Triton kernels only in Triton's interpreter",
+            "auto, or TRITON_INTERPRET=1 with it",
+        )
+    return value
 
 
 def _is_int(value: object) -> bool:

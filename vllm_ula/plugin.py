@@ -7,6 +7,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.platforms import current_platform
 
 from vllm_ula.compat import CONNECTOR, check_version
+from vllm_ula.config import chosen_kernels
+from vllm_ula.kernels import dispatch
 
 
 def register() -> None:
@@ -14,9 +16,11 @@ def register() -> None:
 
     Raises:
         VersionError: vLLM is outside the supported range.
+        ConfigError: `VLLM_ULA_KERNELS` is malformed or asks for what cannot run here.
         PatchError: a seam is not what its patch record says.
     """
     check_version(vllm.__version__)
+    dispatch.use(dispatch.Kernels(chosen_kernels(current_platform.is_cpu())))
     from vllm_ula.patches.registry import ALWAYS, ON_CPU
 
     if CONNECTOR not in KVConnectorFactory._registry:

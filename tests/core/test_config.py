@@ -2,11 +2,15 @@ import pytest
 
 from vllm_ula.config import (
     CHECK_VARIABLE,
+    KERNELS,
+    KERNELS_VARIABLE,
     UlaConfig,
     check_every_step,
     check_record_directory,
+    chosen_kernels,
 )
 from vllm_ula.errors import ConfigError, UlaError
+from vllm_ula.kernels.dispatch import Kernels
 
 NAN, INF = float("nan"), float("inf")
 BAD = [
@@ -150,3 +154,36 @@ def test_a_malformed_check_variable_is_an_error(monkeypatch, value):
     with pytest.raises(ConfigError) as refused:
         check_every_step()
     assert str(refused.value) == f"VLLM_ULA_CHECK={value}: must be 0 or 1; use 1"
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+@pytest.mark.parametrize("interpreted", ["0", "1"])
+@pytest.mark.parametrize("value", [None, *KERNELS])
+def test_the_kernels_variable(monkeypatch, value, interpreted, on_cpu):
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(KERNELS_VARIABLE, value)
+    if (value, interpreted, on_cpu) == ("triton", "0", True):
+        with pytest.raises(ConfigError) as refused:
+            chosen_kernels(on_cpu)
+        assert str(refused.value) == (
+            "VLLM_ULA_KERNELS=triton: a CPU runs Triton kernels only in Triton's interpreter; "
+            "use auto, or TRITON_INTERPRET=1 with it"
+        )
+    else:
+        assert chosen_kernels(on_cpu) == (value or "auto")
+
+
+@pytest.mark.parametrize("value", ["", "cuda", "Triton", " torch"])
+def test_malformed_kernels_are_an_error(monkeypatch, value):
+    monkeypatch.setenv(KERNELS_VARIABLE, value)
+    with pytest.raises(ConfigError) as refused:
+        chosen_kernels(on_cpu=False)
+    assert str(refused.value) == (
+        f"VLLM_ULA_KERNELS={value}: must be one of auto, torch, triton; use auto"
+    )
+
+
+def test_kernels_have_the_names_dispatch_gives_them():
+    assert tuple(kernels.value for kernels in Kernels) == KERNELS

@@ -23,6 +23,7 @@ from vllm_ula.block_manager import UlaKVCacheConfig
 from vllm_ula.capacity import TokenBytes, fit
 from vllm_ula.compat import check_version
 from vllm_ula.errors import ConfigError, VersionError
+from vllm_ula.kernels import dispatch
 from vllm_ula.patches.kv_cache_config import allocate
 from vllm_ula.patches.registry import ALWAYS, ON_CPU
 
@@ -36,6 +37,19 @@ def test_register_twice() -> None:
     plugin.register()
     plugin.register()
     assert all(patch.applied() for patch in (*ALWAYS, *ON_CPU))
+
+
+def test_register_uses_the_kernels_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", "1")
+        environment.setenv("VLLM_ULA_KERNELS", "triton")
+        plugin.register()
+        assert dispatch.uses_triton(torch.zeros(1))
+        environment.setenv("VLLM_ULA_KERNELS", "cuda")
+        with pytest.raises(ConfigError, match="VLLM_ULA_KERNELS=cuda: must be one of auto"):
+            plugin.register()
+    plugin.register()
+    assert not dispatch.uses_triton(torch.zeros(1))
 
 
 def test_vllm_is_no_hard_requirement() -> None:

@@ -52,6 +52,8 @@ class RowStore:
             return self.domain.residency.translate(metadata.selection(topk))
         if pending is None:
             pending = Pending(self.rows.device[:0], torch.empty(0, dtype=torch.int64))
+        num = metadata.num_actual_tokens  # a piecewise graph pads rows, and metadata not
+        pending = Pending(pending.rows[:num], pending.slots[:num])
         kept = pending.slots >= 0
         if self.layer == 0:
             self._plan(metadata, pending.slots, kept, topk)
