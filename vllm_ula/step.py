@@ -109,5 +109,5 @@ def _move(domain: Domain, exchange: Exchange) -> None:
 
 
 def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
-    """Write rows `[W, width]` of one layer to the homes `run` returned."""
+    """Write rows `[W, width]` of one layer to the homes `run` returned; none where that is -1."""
     scatter(layer.device, layer.host, homes, rows)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.case import Bench, Case, Figure, expect, expect_equal
 from benchmarks.gpu.history import CLOCK, History, history
+from benchmarks.gpu.map_work import MapWork, check_map_work
 from benchmarks.gpu.request_lru import RequestLru
 from benchmarks.gpu.timestamp_lru import Plan, TimestampLru
 from vllm_ula.kernels.reference.translate import translate as translate_reference
@@ -46,6 +47,33 @@ def measure_translate(bench: Bench) -> Iterator[Figure]:
             "torch",
             torchs,
             20 * slots.numel() / ours * 1e6 / bench.timer.copy_bandwidth,
+        )
+
+
+def check_map(bench: Bench) -> None:
+    """Every operation of the map against its reference."""
+    for requests in bench.sizes.requests:
+        check_map_work(bench, history(bench, requests))
+
+
+def measure_map(bench: Bench) -> Iterator[Figure]:
+    """Against an exact LRU on the same calls, the faster of its two forms."""
+    for requests in bench.sizes.requests:
+        past = history(bench, requests)
+        ours = _us_a_call(bench, MapWork(past), past.slots)
+        exact = min(
+            _us_a_call(bench, TimestampLru(past.home, past.stamp, CLOCK, known), past.slots)
+            for known in (None, past.missing)
+        )
+        is_goal = requests == bench.sizes.requests[-1]
+        yield Figure(
+            "map work",
+            _size(bench, requests),
+            ours,
+            "timestamp LRU",
+            exact,
+            goal="<= 60 us, <= 0.43 of it" if is_goal else "",
+            met=ours <= 60 and ours <= exact / 2.3 if is_goal else None,
         )
 
 
@@ -114,7 +142,9 @@ def measure_request_lru(bench: Bench) -> Iterator[Figure]:
         yield Figure("request LRU", _size(bench, requests), None, "LRU a request", us)
 
 
-def _us_a_call(bench: Bench, planner: TimestampLru | RequestLru, calls: Sequence[Tensor]) -> float:
+def _us_a_call(
+    bench: Bench, planner: MapWork | TimestampLru | RequestLru, calls: Sequence[Tensor]
+) -> float:
     saved = [tensor.clone() for tensor in planner.state]
 
     def restore() -> None:
@@ -134,6 +164,7 @@ def _size(bench: Bench, requests: int) -> str:
 
 CASES = (
     Case("translate", check_translate, measure_translate),
+    Case("map work", check_map, measure_map),
     Case("timestamp LRU", check_timestamp_lru, measure_timestamp_lru),
     Case("request LRU", check_request_lru, measure_request_lru),
 )

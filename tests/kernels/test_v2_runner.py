@@ -91,7 +91,15 @@ def test_the_workload_needs_every_way_to_a_row(arm: Arm, rows: str, name: str) -
     assert arm(name)[rows]["prefix_hits"] >= 128
 
 
-@pytest.mark.parametrize("kernels", ["torch", "triton"])
-def test_every_operation_runs_by_the_kernels_asked_for(arm: Arm, rows: str, kernels: str) -> None:
-    calls = {(name, used) for name, used in arm(kernels)[rows]["calls"]}
-    assert calls == {(name, kernels) for name in dispatch.references}
+def test_every_operation_runs_as_triton_and_no_reference_does(arm: Arm, rows: str) -> None:
+    calls = {(name, used) for name, used in arm("triton")[rows]["calls"]}
+    assert calls == {(name, "triton") for name in dispatch.references}
+
+
+def test_where_torch_is_asked_for_nothing_runs_as_triton(arm: Arm, rows: str) -> None:
+    """Planning is compiled for the CPU there, without operations."""
+    calls = {(name, used) for name, used in arm("torch")[rows]["calls"]}
+    assert {used for _, used in calls} == {"torch"}
+    assert {"gather", "scatter", "sparse_mla", "topk"} & {*dispatch.references} <= {
+        name for name, _ in calls
+    }

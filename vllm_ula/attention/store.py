@@ -53,22 +53,21 @@ class RowStore:
         if pending is None:
             pending = Pending(self.rows.device[:0], torch.empty(0, dtype=torch.int64))
         num = metadata.num_actual_tokens  # a piecewise graph pads rows, and metadata not
-        pending = Pending(pending.rows[:num], pending.slots[:num])
-        kept = pending.slots >= 0
+        rows, slots = pending.rows[:num], pending.slots[:num]
         if self.layer == 0:
-            self._plan(metadata, pending.slots, kept, topk)
+            self._plan(metadata, slots, topk)
         self.domain.wait(self.layer)
         homes = self.domain.homes
-        write(self.rows, homes.written, pending.rows[kept])
+        write(self.rows, homes.written, rows)
         return homes.selected
 
-    def _plan(self, metadata: UlaMetadata, slots: Tensor, kept: Tensor, topk: Tensor) -> None:
+    def _plan(self, metadata: UlaMetadata, slots: Tensor, topk: Tensor) -> None:
         """Run the domain's step for all its layers."""
         if self.record is not None:
             self.record(metadata, slots, topk)
         call = Call(
-            written=slots[kept],
-            written_by_decode=metadata.decode[: kept.numel()][kept],
+            written=slots,
+            written_by_decode=metadata.decode[: slots.numel()],
             selection=metadata.selection(topk),
             decode=metadata.decode,
         )
