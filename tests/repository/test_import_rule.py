@@ -207,7 +207,15 @@ def test_control_what_is_allowed_is_not_found(tmp_path, path, source):
     assert violations(tmp_path) == []
 
 
-GPU_BENCHMARKS = ("torch", "triton", "benchmarks.gpu", *(f"vllm_ula.{p}" for p in PEERS["kernels"]))
+# What a result must be is said once, for the suite and for the machine with a GPU.
+SHARED = "tests.kernels.agreement"
+GPU_BENCHMARKS = (
+    "torch",
+    "triton",
+    "benchmarks.gpu",
+    SHARED,
+    *(f"vllm_ula.{peer}" for peer in PEERS["kernels"]),
+)
 
 
 def foreign(source: str) -> list[str]:
@@ -224,6 +232,7 @@ def foreign(source: str) -> list[str]:
 def test_benchmarks_of_a_gpu_need_torch_and_triton_alone():
     files = sorted((ROOT / "benchmarks" / "gpu").glob("*.py"))
     assert files
+    files.append(ROOT / f"{SHARED.replace('.', '/')}.py")
     assert {file.name: found for file in files if (found := foreign(file.read_text()))} == {}
 
 
