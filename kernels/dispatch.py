@@ -16,6 +16,9 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from vllm_ula.kernels.reference.gather import gather as _gather
+from vllm_ula.kernels.reference.scatter import scatter as _scatter
+from vllm_ula.kernels.reference.sparse_mla import sparse_mla as _sparse_mla
 from vllm_ula.kernels.reference.translate import translate as _translate
 
 P = ParamSpec("P")
@@ -78,4 +81,7 @@ def _first_tensor(args: tuple[object, ...]) -> Tensor:
     return next(arg for arg in args if isinstance(arg, Tensor))
 
 
+gather = _operation(_gather)
+scatter = _operation(_scatter)
+sparse_mla = _operation(_sparse_mla)
 translate = _operation(_translate)

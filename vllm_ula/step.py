@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vllm_ula.kernels.reference.scatter import scatter
+from vllm_ula.kernels import dispatch
 from vllm_ula.planner import Planner
 from vllm_ula.planning import Planning
 from vllm_ula.records import Call, CallPlan, Counts, Homes, LayerRows, Moved
@@ -100,5 +100,5 @@ def run(domain: Domain, call: Call) -> Homes:
 
 
 def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
-    """Write rows `[W, width]` of one layer to the homes `run` returned."""
-    scatter(layer.device, layer.host, homes, rows)
+    """Write rows `[W, width]` of one layer, any float dtype, to the homes `run` returned."""
+    dispatch.scatter(layer.device, layer.host, homes, rows)
