@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for file in inventory.files()
         for variant in inventory.variants(file)
         for target in targets
+        if TARGETS[target].backend in variant.backends
     ]
     complaints = inventory.complaints()
     if chosen.json:
@@ -154,12 +155,12 @@ def _print_markdown(compiled: list[Compiled], targets: list[str]) -> None:
         print(f"| `{operation.name}` | tested | {' | '.join(cells)} | not run |")
     print(f"\n| variant | {columns} |")
     print(f"|---|{'---|' * len(targets)}")
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for c in compiled:
-        cells = rows.setdefault(c.variant.name, [])
-        cells.append(c.error if c.used is None else " / ".join(map(str, astuple(c.used))))
-    for name, cells in rows.items():
-        print(f"| {name} | {' | '.join(cells)} |")
+        used = c.error if c.used is None else " / ".join(map(str, astuple(c.used)))
+        rows.setdefault(c.variant.name, {})[c.target] = used
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(row.get(target, '') for target in targets)} |")
 
 
 if __name__ == "__main__":

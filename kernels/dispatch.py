@@ -20,8 +20,11 @@ from torch import Tensor
 from vllm_ula.kernels.reference.bury import bury as _bury
 from vllm_ula.kernels.reference.claim import claim as _claim
 from vllm_ula.kernels.reference.exchange import exchange as _exchange
+from vllm_ula.kernels.reference.gather import gather as _gather
 from vllm_ula.kernels.reference.remap import remap as _remap
+from vllm_ula.kernels.reference.scatter import scatter as _scatter
 from vllm_ula.kernels.reference.seat import seat as _seat
+from vllm_ula.kernels.reference.sparse_mla import sparse_mla as _sparse_mla
 from vllm_ula.kernels.reference.touch import touch as _touch
 from vllm_ula.kernels.reference.translate import translate as _translate
 from vllm_ula.kernels.reference.victims import victims as _victims
@@ -90,6 +93,9 @@ def _device(first: object) -> torch.device:
 
 
 exchange = _operation(_exchange)
+gather = _operation(_gather)
+scatter = _operation(_scatter)
+sparse_mla = _operation(_sparse_mla)
 translate = _operation(_translate)
 seat = _operation(_seat)
 claim = _operation(_claim)

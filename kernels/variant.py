@@ -21,6 +21,7 @@ class Variant:
         num_stages: as the launcher asks for.
         hot: runs on every decode step, so it must not spill registers.
         wide_loads: moves rows, so its assembly must hold 16-byte loads.
+        backends: of Triton, whose launches look like this; variants for others bear the same name.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Variant:
     num_stages: int = 3
     hot: bool = False
     wide_loads: bool = False
+    backends: tuple[str, ...] = ("cuda", "hip")

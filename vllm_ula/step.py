@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vllm_ula.kernels.reference.scatter import scatter
+from vllm_ula.kernels import dispatch
 from vllm_ula.planning import Planning
 from vllm_ula.records import Call, Counts, Exchange, Homes, LayerRows
 from vllm_ula.residency import Residency
@@ -109,5 +109,11 @@ def _move(domain: Domain, exchange: Exchange) -> None:
 
 
 def write(layer: LayerRows, homes: Tensor, rows: Tensor) -> None:
-    """Write rows `[W, width]` of one layer to the homes `run` returned; none where that is -1."""
-    scatter(layer.device, layer.host, homes, rows)
+    """Write rows of one layer to the homes `run` returned.
+
+    Args:
+        layer: changed in place.
+        homes: int64 `[W]`, -1 where nothing is written.
+        rows: `[W, width]`, any float dtype.
+    """
+    dispatch.scatter(layer.device, layer.host, homes, rows)

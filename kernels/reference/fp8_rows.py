@@ -13,8 +13,9 @@ from torch import Tensor
 from vllm_ula.kernels.reference.fp8 import quantize
 
 LATENT, TILE, ROPE = 512, 128, 64
+WIDTH = LATENT + ROPE
 ROW_BYTES = LATENT + LATENT // TILE * 4 + ROPE * 2
-_LEAST = 448e-4  # vLLM's writers keep scales at 1e-4 or more
+LEAST = 448e-4  # vLLM's writers keep scales at 1e-4 or more
 
 
 def pack(rows: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def pack(rows: Tensor) -> Tensor:
         uint8 `[n, 656]`.
     """
     latent = rows[:, :LATENT].reshape(-1, LATENT // TILE, TILE)
-    values, scales = quantize(latent, _LEAST)
+    values, scales = quantize(latent, LEAST)
     rope = rows[:, LATENT:].to(torch.bfloat16).contiguous()
     parts = (values.view(-1, LATENT), scales.view(-1, LATENT // TILE), rope)
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
@@ -48,4 +49,4 @@ def unpack(packed: Tensor) -> Tensor:
     scales = rows[:, LATENT:scales_end].contiguous().view(torch.float32)
     rope = rows[:, scales_end:].contiguous().view(torch.bfloat16).float()
     latent = values.view(-1, LATENT // TILE, TILE) * scales.unsqueeze(-1)
-    return torch.cat((latent.view(-1, LATENT), rope), dim=1).view(*packed.shape[:-1], LATENT + ROPE)
+    return torch.cat((latent.view(-1, LATENT), rope), dim=1).view(*packed.shape[:-1], WIDTH)

@@ -166,12 +166,14 @@ class TestTopk:
 
 class TestSparseMla:
     def test_against_softmax_in_float64(self, random):
-        queries, rows = random(6, 3, 12), random(6, 7, 12)
-        selected = random(6, 7) > 0
-        selected[2], selected[3] = True, torch.arange(7) == 4
-        out, lse = sparse_mla(queries, rows, selected, 0.3, 8)
+        queries, device, host = random(6, 3, 12), random(9, 12), random(7, 12)
+        generator = torch.Generator().manual_seed(1)
+        homes = torch.randint(-8, 16, (6, 7), generator=generator).clamp_min(-1)
+        homes[2], homes[3] = torch.arange(5, 12), -1
+        homes[3, 4] = 11
+        out, lse = sparse_mla(queries, device, host, homes, 0.3, 8)
         for token in range(6):
-            kept = rows[token, selected[token]].double()
+            kept = torch.cat((device, host))[homes[token][homes[token] >= 0]].double()
             logits = queries[token].double() @ kept.T * 0.3
             expected = logits.softmax(-1) @ kept[:, :8]
             torch.testing.assert_close(out[token].double(), expected, rtol=1e-5, atol=1e-6)
@@ -180,22 +182,34 @@ class TestSparseMla:
             )
 
     def test_an_empty_selection_gives_zero_and_minus_infinity(self, random):
-        selected = torch.zeros(2, 5, dtype=torch.bool)
-        selected[1, 3] = True
-        out, lse = sparse_mla(random(2, 3, 12), random(2, 5, 12), selected, 1.0, 8)
+        device, homes = random(5, 12), torch.full((2, 5), -1)
+        homes[1, 3] = 4
+        out, lse = sparse_mla(random(2, 3, 12), device, device[:0], homes, 1.0, 8)
         assert (out[0] == 0).all()
         assert (lse[0] == -torch.inf).all()
-        assert out[1].isfinite().all()
+        torch.testing.assert_close(out[1], device[4, :8].expand(3, 8))
         assert lse[1].isfinite().all()
 
     def test_rows_not_selected_do_not_count(self, random):
-        queries, rows = random(2, 3, 12), random(2, 5, 12)
-        selected = torch.tensor([[True, False, True, True, False]] * 2)
-        out, lse = sparse_mla(queries, rows, selected, 1.0, 8)
-        rows[:, [1, 4]] = 1e30
-        again, lse_again = sparse_mla(queries, rows, selected, 1.0, 8)
+        queries, device, host = random(2, 3, 12), random(5, 12), random(4, 12)
+        homes = torch.tensor([[0, -1, 3, 8, -1], [3, 7, -1, -1, 0]])
+        out, lse = sparse_mla(queries, device, host, homes, 1.0, 8)
+        device[[1, 2, 4]], host[[0, 1]] = NAN, NAN
+        again, lse_again = sparse_mla(queries, device, host, homes, 1.0, 8)
         assert torch.equal(out, again)
         assert torch.equal(lse, lse_again)
+
+    @pytest.mark.parametrize("kind", ["fp8", "bf16", "fp16", "fp32"])
+    def test_rows_count_as_what_they_stand_for(self, random, kind):
+        """In float32, however they are kept; and queries of another type as theirs."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, torch.float32)
+        queries, rows = random(3, 2, 576).to(dtype), random(9, 576)
+        kept = fp8_rows.pack(rows) if kind == "fp8" else rows.to(dtype)
+        floats = fp8_rows.unpack(kept) if kind == "fp8" else kept.float()
+        homes = torch.randint(-1, 9, (3, 6), generator=torch.Generator().manual_seed(2))
+        expected = sparse_mla(queries.float(), floats[:4], floats[4:], homes, 0.05, 512)
+        found = sparse_mla(queries, kept[:4], kept[4:], homes, 0.05, 512)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
     @pytest.mark.parametrize(
         ("tokens", "heads", "width", "latent", "num_rows"),
@@ -204,19 +218,24 @@ class TestSparseMla:
             (7, 4, 576, 512, 128),
             (9, 3, 576, 512, 101),
             (17, 1, 576, 512, 64),
+            (61, 4, 576, 512, 128),  # two chunks
         ],
     )
     def test_a_token_gives_the_same_bits_at_every_position_of_a_batch(
         self, random, tokens, heads, width, latent, num_rows
     ):
-        queries, rows = random(tokens, heads, width), random(tokens, num_rows, width)
-        selected = random(tokens, num_rows) > -1
-        out, lse = sparse_mla(queries, rows, selected, width**-0.5, latent)
-        for shift in range(1, tokens):
+        queries, device = random(tokens, heads, width), random(tokens * num_rows // 2, width)
+        host = random(tokens * num_rows - len(device), width)
+        homes = torch.randperm(len(device) + len(host)).view(tokens, num_rows)
+        out, lse = sparse_mla(queries, device, host, homes, width**-0.5, latent)
+        for shift in range(1, tokens, max(tokens // 16, 1)):
             at = torch.arange(tokens).roll(shift)
-            moved, moved_lse = sparse_mla(queries[at], rows[at], selected[at], width**-0.5, latent)
+            moved, moved_lse = sparse_mla(queries[at], device, host, homes[at], width**-0.5, latent)
             assert torch.equal(moved, out[at])
             assert torch.equal(moved_lse, lse[at])
+        alone, alone_lse = sparse_mla(queries[:1], device, host, homes[:1], width**-0.5, latent)
+        assert torch.equal(alone, out[:1])
+        assert torch.equal(alone_lse, lse[:1])
 
 
 class TestGatherAndScatter:
@@ -235,19 +254,37 @@ class TestGatherAndScatter:
         assert gather(device, host[:0], slots(0, -1)).tolist() == [[1], [0]]
         assert gather(device, host, torch.empty(0, 5, dtype=torch.int64)).shape == (0, 5, 1)
 
-    @pytest.mark.parametrize("homes", [[1, 4, 0, 3], [1, 0], [3, 4], []])
+    @pytest.mark.parametrize("homes", [[1, 4, 0, 3], [1, 0], [3, 4], [-1, 4, -1, 0], [2, -1], []])
     def test_only_the_rows_written_change(self, homes):
         device, host = torch.full((3, 2), NAN), torch.full((2, 2), NAN)
         rows = torch.arange(2.0 * len(homes)).view(-1, 2)
         scatter(device, host, slots(*homes), rows)
-        both = torch.cat((device, host))
-        assert torch.equal(both[slots(*homes)], rows)
+        both, kept = torch.cat((device, host)), slots(*homes) >= 0
+        assert torch.equal(both[slots(*homes)[kept]], rows[kept])
         assert both.isnan().all(1).tolist() == [home not in homes for home in range(5)]
 
     def test_without_host_rows(self):
         device = torch.full((3, 1), NAN)
         scatter(device, torch.empty(0, 1), slots(2), torch.ones(1, 1))
         assert device[2].item() == 1
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_rows_of_another_type_are_converted(self, random, dtype):
+        device, rows = torch.full((3, 8), NAN, dtype=dtype), random(2, 8)
+        scatter(device, device[:0], slots(2, 0), rows)
+        assert torch.equal(device[[2, 0]], rows.to(dtype))
+
+    def test_fp8_rows_are_packed_on_the_way_in_and_unpacked_on_the_way_out(self, random):
+        device, host = (torch.full((n, 656), 255, dtype=torch.uint8) for n in (3, 2))
+        rows, homes = random(4, 576).bfloat16(), slots(4, 0, -1, 2)
+        scatter(device, host, homes, rows)
+        expected = fp8_rows.unpack(fp8_rows.pack(rows))
+        expected[2] = 0
+        found = gather(device, host, homes)
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found.float(), expected)
+        assert (device[1] == 255).all()
+        assert (host[0] == 255).all()
 
     def test_what_is_scattered_is_what_is_gathered(self, random):
         homes = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:25]
@@ -321,6 +358,13 @@ class TestFp8Rows:
         assert fp8_rows.pack(torch.zeros(0, 576)).shape == (0, 656)
         assert fp8_rows.unpack(torch.zeros(3, 0, 656, dtype=torch.uint8)).shape == (3, 0, 576)
 
+    def test_every_value_under_every_scale_is_exact_in_bf16(self):
+        values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        # From the smallest scale to the largest under which 448 is a float32.
+        products = values * 2.0 ** torch.arange(-14, 119).unsqueeze(1)
+        assert products.isfinite().all()
+        assert torch.equal(products.bfloat16().float(), products)
+
     def test_attention_is_within_the_bound_of_the_format(self, random):
         """Against bf16 rows; and a control with two rows swapped is not.
 
@@ -328,20 +372,20 @@ class TestFp8Rows:
         output by (e^2d - 1) max|v| + max|error|, to which each format adds its own error.
         """
         tokens, heads, k, scale = 4, 3, 64, 576**-0.5
-        rows, queries = random(tokens, k, 576), random(tokens, heads, 576)
-        selected = torch.ones(tokens, k, dtype=torch.bool)
-        packed = fp8_rows.pack(rows.view(-1, 576)).view(tokens, k, 656)
-        bf16 = rows.bfloat16().float()
-        expected, _ = sparse_mla(queries, bf16, selected, scale, 512)
-        found, _ = sparse_mla(queries, fp8_rows.unpack(packed), selected, scale, 512)
+        rows, queries = random(tokens * k, 576), random(tokens, heads, 576)
+        homes = torch.arange(tokens * k).view(tokens, k)
+        packed, bf16 = fp8_rows.pack(rows), rows.bfloat16()
+        expected, _ = sparse_mla(queries, bf16, bf16[:0], homes, scale, 512)
+        found, _ = sparse_mla(queries, packed, packed[:0], homes, scale, 512)
 
-        error = rows.abs() / 16 + rows.abs() / 256
+        error = (rows.abs() / 16 + rows.abs() / 256).view(tokens, k, 576)
         moved = scale * torch.einsum("thw,tkw->thk", queries.abs(), error).amax(2)
         bound = moved.mul(2).expm1() * rows.abs().amax() + error.amax()
         assert ((found - expected).abs().amax(2) <= bound).all()
         assert (found - expected).abs().amax() < 0.1 * expected.abs().amax()
 
-        wrong = packed.clone()
-        wrong[0, 0], wrong[1] = packed[1, 0], packed[0]
-        other, _ = sparse_mla(queries, fp8_rows.unpack(wrong), selected, scale, 512)
+        wrong = packed.view(tokens, k, 656).clone()
+        wrong[0, 0], wrong[1] = packed[k], packed[:k]
+        wrong = wrong.view(-1, 656)
+        other, _ = sparse_mla(queries, wrong, wrong[:0], homes, scale, 512)
         assert (other - expected).abs().amax() > 0.1 * expected.abs().amax()

@@ -1,4 +1,4 @@
-"""The attention of one DSA layer in torch, with and without UlaCache behind it."""
+"""The attention of one DSA layer, with and without UlaCache behind it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from vllm.v1.attention.backend import AttentionLayer, MLAAttentionImpl
 from vllm.v1.attention.backends.mla.index_group import SparseMLAIndexGroupBuilder
 
 from vllm_ula.attention.metadata import UlaMetadata
-from vllm_ula.kernels.reference import fp8_rows
-from vllm_ula.kernels.reference.gather import gather
-from vllm_ula.kernels.reference.scatter import scatter
-from vllm_ula.kernels.reference.sparse_mla import sparse_mla
-from vllm_ula.models import FP8_ROWS
-
-# 1,024 tokens of top-k 128 on one core: 0.11 to 0.14 s with 2 to 32 MiB, 0.33 s with 64 MiB.
-WORKSPACE_BYTES = 16 << 20
+from vllm_ula.kernels import dispatch
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Rows `[T, width]` of a call, as kept, and the logical slots int64 `[T]` they belong to."""
+    """Rows `[T, width]` of a call, in the model's dtype, and their logical slots int64 `[T]`."""
 
     rows: Tensor
     slots: Tensor
@@ -94,14 +87,11 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
             return
         slots = slot_mapping.flatten().long()
         rows = torch.cat((kv_c_normed, k_pe.squeeze(1)), dim=-1)[: slots.numel()]
-        fp8 = self.kv_cache_dtype == FP8_ROWS
-        rows = fp8_rows.pack(rows) if fp8 else rows.to(kv_cache.dtype)
         if self.store is not None:
             self._pending = Pending(rows, slots)
             return
-        kept = slots >= 0
         flat = kv_cache.view(-1, kv_cache.shape[-1])
-        scatter(flat, flat[:0], slots[kept], rows[kept])
+        dispatch.scatter(flat, flat[:0], slots, rows)
 
     @override
     def forward_mqa(
@@ -131,29 +121,12 @@ class UlaSparseMlaImpl(MLAAttentionImpl[UlaMetadata]):
             pending, self._pending = self._pending, None
             device, host = self.store.rows.device, self.store.rows.host
             homes = self.store.step(attn_metadata, pending, self.topk)
-        out, lse = self._attend(queries, device, host, homes)
+        # Prefill reads rows in place: host rows cross the bus once, not once per group of heads.
+        staged = attn_metadata.has_prefill and host.shape[0] > 0
+        out, lse = dispatch.sparse_mla(
+            queries, device, host, homes, self.scale, self.latent, staged=staged
+        )
         return out.to(queries.dtype), lse
-
-    def _attend(
-        self, queries: Tensor, device: Tensor, host: Tensor, homes: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Attention by home, in chunks of tokens whose rows fit the workspace.
-
-        The chunks do not depend on where rows live, nor does the operation on a chunk: moving a
-        row can change no rounding.
-        """
-        tokens, topk = homes.shape
-        chunk = max(WORKSPACE_BYTES // (topk * self.head_size * 4), 1)
-        out = torch.empty(tokens, self.num_heads, self.latent, dtype=torch.float32)
-        lse = torch.empty(tokens, self.num_heads, dtype=torch.float32)
-        for start in range(0, tokens, chunk):
-            part = slice(start, start + chunk)
-            kept = gather(device, host, homes[part])
-            rows = fp8_rows.unpack(kept) if self.kv_cache_dtype == FP8_ROWS else kept.float()
-            out[part], lse[part] = sparse_mla(
-                queries[part].float(), rows, homes[part] >= 0, self.scale, self.latent
-            )
-        return out, lse
 
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ class UlaMetadata(AttentionMetadata):
         request_of_token: int64 `[T]`, -1 for padding tokens, which select nothing.
         position_of_token: int64 `[T]` in the token's own request; -1 for padding.
         decode: bool `[T]`, true for tokens of requests with at most 1 + drafts query tokens.
+        has_prefill: whether any token is not `decode`, known without asking the device.
         query_ranges: first and last-but-one token of each request.
         lengths: tokens of each request up to and including this call.
         block_size: tokens per block.
@@ -45,6 +46,7 @@ class UlaMetadata(AttentionMetadata):
     request_of_token: Tensor
     position_of_token: Tensor
     decode: Tensor
+    has_prefill: bool
     query_ranges: list[tuple[int, int]]
     lengths: list[int]
     block_size: int
@@ -106,6 +108,7 @@ class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
             request_of_token=request.to(self.device),
             position_of_token=position.to(self.device),
             decode=decode.to(self.device),
+            has_prefill=bool((query_lens > self.max_decode_query_len).any()),
             query_ranges=list(pairwise(bounds)),
             lengths=lengths.tolist(),
             block_size=self.block_size,
