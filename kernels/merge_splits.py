@@ -90,9 +90,9 @@ def block(width: int) -> int:
 _FLOATS = dict.fromkeys(("p_parts", "p_lses", "p_out", "p_lse"), "*fp32:16")
 _SIZES = {"LATENT": 512, "SPLITS": 4, "SPLITS_BLOCK": 4, "HEADS": HEADS, "LATENT_BLOCK": 512}
 
-VARIANTS = tuple(
+MERGES = tuple(
     Variant(
-        f"merge_splits {heads}",
+        f"sparse_mla merge {heads}",
         _merge_kernel,
         _FLOATS,
         {"NUM_HEADS": heads, **_SIZES},

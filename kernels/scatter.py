@@ -114,6 +114,5 @@ VARIANTS = (
         {**_BYTES, "p_rope": "*bf16:16", "rope_stride": "i32:16"},
         {"ROWS": ROWS},
         hot=True,
-        wide_loads=True,
     ),
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 from vllm_ula.kernels.checks import check
 from vllm_ula.kernels.fp8_rows import load_fp8_rows
 from vllm_ula.kernels.gather import gather
-from vllm_ula.kernels.merge_splits import block, merge_splits
+from vllm_ula.kernels.merge_splits import MERGES, block, merge_splits
 from vllm_ula.kernels.reference import fp8_rows
 from vllm_ula.kernels.rows import FLOATS, at_home, check_pools
 from vllm_ula.kernels.variant import Variant
@@ -272,4 +272,4 @@ def _variants() -> Iterator[Variant]:
                 )
 
 
-VARIANTS = tuple(_variants())
+VARIANTS = (*_variants(), *MERGES)
