@@ -16,6 +16,10 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from vllm_ula.kernels.reference.index_keys import store_index_keys as _store_index_keys
+from vllm_ula.kernels.reference.index_scores import index_scores as _index_scores
+from vllm_ula.kernels.reference.logical_slots import logical_slots as _logical_slots
+from vllm_ula.kernels.reference.topk import topk as _topk
 from vllm_ula.kernels.reference.translate import translate as _translate
 
 P = ParamSpec("P")
@@ -78,4 +82,8 @@ def _first_tensor(args: tuple[object, ...]) -> Tensor:
     return next(arg for arg in args if isinstance(arg, Tensor))
 
 
+index_scores = _operation(_index_scores)
+logical_slots = _operation(_logical_slots)
+store_index_keys = _operation(_store_index_keys)
+topk = _operation(_topk)
 translate = _operation(_translate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from vllm_ula.kernels.reference.logical_slots import logical_slots
+from vllm_ula.kernels import dispatch
 
 
 @dataclass
@@ -34,8 +33,7 @@ class UlaMetadata(AttentionMetadata):
         request_of_token: int64 `[T]`, -1 for padding tokens, which select nothing.
         position_of_token: int64 `[T]` in the token's own request; -1 for padding.
         decode: bool `[T]`, true for tokens of requests with at most 1 + drafts query tokens.
-        query_ranges: first and last-but-one token of each request.
-        lengths: tokens of each request up to and including this call.
+        max_length: tokens of the longest request up to and including this call, or more.
         block_size: tokens per block.
     """
 
@@ -45,8 +43,7 @@ class UlaMetadata(AttentionMetadata):
     request_of_token: Tensor
     position_of_token: Tensor
     decode: Tensor
-    query_ranges: list[tuple[int, int]]
-    lengths: list[int]
+    max_length: int
     block_size: int
     num_decodes: int
     num_decode_tokens: int
@@ -54,7 +51,7 @@ class UlaMetadata(AttentionMetadata):
 
     def selection(self, topk: Tensor) -> Tensor:
         """Logical slots int64 `[T, k]` of the positions int32 `[max tokens, k]` a call selected."""
-        return logical_slots(
+        return dispatch.logical_slots(
             topk[: self.num_actual_tokens],
             self.request_of_token,
             self.block_table,
@@ -98,7 +95,6 @@ class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
             nowhere = torch.full((padding,), -1)
             request, position = torch.cat((request, nowhere)), torch.cat((position, nowhere))
             decode = torch.cat((decode, torch.ones(padding, dtype=torch.bool)))
-        bounds = starts.tolist()
         return UlaMetadata(
             num_actual_tokens=num_tokens,
             slot_mapping=common.slot_mapping[:num_tokens].long(),
@@ -106,8 +102,7 @@ class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
             request_of_token=request.to(self.device),
             position_of_token=position.to(self.device),
             decode=decode.to(self.device),
-            query_ranges=list(pairwise(bounds)),
-            lengths=lengths.tolist(),
+            max_length=common.max_seq_len,
             block_size=self.block_size,
             num_decodes=num_requests,
             num_decode_tokens=num_tokens,
