@@ -21,10 +21,14 @@ from vllm_ula.kernels.reference.bury import bury as _bury
 from vllm_ula.kernels.reference.claim import claim as _claim
 from vllm_ula.kernels.reference.exchange import exchange as _exchange
 from vllm_ula.kernels.reference.gather import gather as _gather
+from vllm_ula.kernels.reference.index_keys import store_index_keys as _store_index_keys
+from vllm_ula.kernels.reference.index_scores import index_scores as _index_scores
+from vllm_ula.kernels.reference.logical_slots import logical_slots as _logical_slots
 from vllm_ula.kernels.reference.remap import remap as _remap
 from vllm_ula.kernels.reference.scatter import scatter as _scatter
 from vllm_ula.kernels.reference.seat import seat as _seat
 from vllm_ula.kernels.reference.sparse_mla import sparse_mla as _sparse_mla
+from vllm_ula.kernels.reference.topk import topk as _topk
 from vllm_ula.kernels.reference.touch import touch as _touch
 from vllm_ula.kernels.reference.translate import translate as _translate
 from vllm_ula.kernels.reference.victims import victims as _victims
@@ -92,14 +96,18 @@ def _device(first: object) -> torch.device:
     return tensor.device
 
 
-exchange = _operation(_exchange)
-gather = _operation(_gather)
-scatter = _operation(_scatter)
-sparse_mla = _operation(_sparse_mla)
+logical_slots = _operation(_logical_slots)
 translate = _operation(_translate)
 seat = _operation(_seat)
 claim = _operation(_claim)
 touch = _operation(_touch)
 victims = _operation(_victims)
+exchange = _operation(_exchange)
 remap = _operation(_remap)
 bury = _operation(_bury)
+scatter = _operation(_scatter)
+gather = _operation(_gather)
+sparse_mla = _operation(_sparse_mla)
+store_index_keys = _operation(_store_index_keys)
+index_scores = _operation(_index_scores)
+topk = _operation(_topk)

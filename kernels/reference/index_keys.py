@@ -13,13 +13,14 @@ from vllm_ula.kernels.reference.fp8 import quantize
 SCALE_BYTES = 4
 
 
-def store(cache: Tensor, slots: Tensor, keys: Tensor) -> None:
+def store_index_keys(cache: Tensor, slots: Tensor, keys: Tensor) -> None:
     """Quantise index keys and write them at their logical slots.
 
     Args:
         cache: uint8 `[N, head_dim + 4]`, changed in place.
         slots: int64 `[n]`; rows with a slot < 0 are skipped.
-        keys: `[n, head_dim]`, any float dtype.
+        keys: `[n, head_dim]`, any float dtype. A key that is not finite has NaN among its values,
+            which bytes otherwise is not defined.
     """
     kept = slots >= 0
     values, scale = quantize(keys[kept])

@@ -1,13 +1,15 @@
 """The torch references: obvious, and held to something more obvious still."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
 
-from vllm_ula.kernels.reference import fp8, fp8_rows, index_keys
+from vllm_ula.kernels.reference import fp8, fp8_rows
 from vllm_ula.kernels.reference.exchange import exchange
 from vllm_ula.kernels.reference.gather import gather
+from vllm_ula.kernels.reference.index_keys import load, store_index_keys
 from vllm_ula.kernels.reference.index_scores import index_scores
 from vllm_ula.kernels.reference.logical_slots import logical_slots
 from vllm_ula.kernels.reference.scatter import scatter
@@ -87,81 +89,114 @@ class TestIndexKeys:
     def test_representable_keys_come_back_exactly(self):
         keys = torch.tensor([[1.0, -1.75, 0.0, 448.0], [2.0**-20, -1.125 * 2**-19, 0, 2**-21]])
         cache = torch.zeros(6, 8, dtype=torch.uint8)
-        index_keys.store(cache, slots(5, 2), keys)
-        values, scales = index_keys.load(cache, slots(2, 5))
+        store_index_keys(cache, slots(5, 2), keys)
+        values, scales = load(cache, slots(2, 5))
         assert (values * scales.unsqueeze(1)).tolist() == keys.flip(0).tolist()
         assert scales.tolist() == [2.0**-27, 1.0]
-        assert [part.shape[0] for part in index_keys.load(cache, slots())] == [0, 0]
+        assert [part.shape[0] for part in load(cache, slots())] == [0, 0]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_what_is_stored_is_what_quantize_gives(self, random, dtype):
         keys = random(7, 128).to(dtype)
         cache = torch.full((20, 132), 0xAB, dtype=torch.uint8)
         where = slots(3, 19, 0, 8, 11, 4, 7)
-        index_keys.store(cache, where, keys)
+        store_index_keys(cache, where, keys)
         values, scale = fp8.quantize(keys)
-        loaded, scales = index_keys.load(cache, where)
+        loaded, scales = load(cache, where)
         assert torch.equal(loaded, values.float())
         assert torch.equal(scales, scale.squeeze(1))
 
     @pytest.mark.parametrize("where", [[-1, 1, -1], [-1, -1, -1], []])
     def test_skipped_slots_write_nothing_not_even_the_last_row(self, random, where):
         cache = torch.full((4, 132), 0xAB, dtype=torch.uint8)
-        index_keys.store(cache, slots(*where), random(len(where), 128))
+        store_index_keys(cache, slots(*where), random(len(where), 128))
         untouched = [row for row in range(4) if row not in where]
         assert (cache[untouched] == 0xAB).all()
         assert not (cache[[row for row in where if row >= 0]] == 0xAB).all(1).any()
 
 
 class TestIndexScores:
-    def test_against_einsum_in_float64(self, random):
-        queries, weights = random(5, 3, 16), random(5, 3)
-        keys, scales = random(9, 16), random(9).abs()
-        positions = slots(0, 8, 3, 7, 20)
-        dots = torch.einsum("thd,sd->ths", queries.double(), keys.double()).relu()
-        expected = torch.einsum("th,ths->ts", weights.double(), dots) * scales.double()
-        scores = index_scores(queries, weights, keys, scales, positions)
+    table = torch.tensor([[2, 0, 9], [1, 3, 9]], dtype=torch.int32)
+    cache_slots: ClassVar = [[8, 9, 10, 11, 0, 1, 2], [4, 5, 6]]  # blocks of 4
+
+    def test_against_einsum_in_float64_for_requests_of_their_own_lengths(self, random):
+        cache = torch.full((16, 20), 0x7F, dtype=torch.uint8)  # NaN
+        for request in self.cache_slots:
+            store_index_keys(cache, slots(*request), random(len(request), 16))
+        queries, weights = fp8.quantize(random(6, 3, 16))[0], random(6, 3)
+        requests, positions = slots(0, 0, 0, 1, -1, -1), slots(0, 5, 6, 2, 5, -1)
+        scores = index_scores(queries, weights, cache, self.table, requests, positions, 4, 9)
+        assert scores.shape == (6, 9)
         for token, position in enumerate(positions.tolist()):
-            may_read = min(position + 1, 9)
+            may_read = position + 1 if requests[token] >= 0 else 0
+            keys, scales = load(cache, slots(*self.cache_slots[requests[token]][:may_read]))
+            dots = torch.einsum("hd,sd->hs", queries[token].double(), keys.double()).relu()
+            expected = weights[token].double() @ dots * scales.double()
             torch.testing.assert_close(
-                scores[token, :may_read].double(), expected[token, :may_read], rtol=1e-5, atol=1e-5
+                scores[token, :may_read].double(), expected, rtol=1e-5, atol=1e-3
             )
             assert (scores[token, may_read:] == -torch.inf).all()
 
     def test_negative_dot_products_do_not_count(self):
-        queries, keys = torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[2.0], [-3.0]])
-        scores = index_scores(queries, torch.tensor([[1.0, 10.0]]), keys, torch.ones(2), slots(1))
+        queries = torch.tensor([[[1.0], [-1.0]]]).to(torch.float8_e4m3fn)
+        cache = torch.zeros(2, 5, dtype=torch.uint8)
+        store_index_keys(cache, slots(0, 1), torch.tensor([[2.0], [-3.0]]))
+        weights, table = torch.tensor([[1.0, 10.0]]), torch.zeros(1, 1, dtype=torch.int32)
+        scores = index_scores(queries, weights, cache, table, slots(0), slots(1), 2, 2)
         assert scores.tolist() == [[2.0, 30.0]]
+
+    def test_a_request_has_the_same_bits_in_every_batch(self, random):
+        """However long the others are, and wherever in the batch its tokens stand."""
+        tokens, length, heads = 5, 137, 32  # one row in 16 is aligned
+        cache = torch.zeros(40 * 16, 132, dtype=torch.uint8)
+        store_index_keys(cache, torch.arange(len(cache)), random(len(cache), 128))
+        queries, weights = fp8.quantize(random(20, heads, 128))[0], random(20, heads)
+        table = torch.randperm(40, generator=torch.Generator().manual_seed(0)).int().view(2, 20)
+        last = torch.arange(length - tokens, length)
+
+        def scores(before, width):
+            """Behind `before` tokens of another request."""
+            requests = slots(*[1] * before, *[0] * tokens)
+            positions = torch.cat((torch.arange(300 - before, 300), last))
+            first = 15 - before
+            part = slice(first, first + before + tokens)
+            arguments = (cache, table, requests, positions, 16, width)
+            found = index_scores(queries[part], weights[part], *arguments)
+            return found[before:, :length]
+
+        alone = scores(0, length)
+        for before in (1, 2, 3, 15):
+            assert torch.equal(scores(before, 300), alone)
+
+    def test_no_tokens(self):
+        none = torch.empty(0, 2, 16, dtype=torch.float8_e4m3fn)
+        cache = torch.empty(0, 20, dtype=torch.uint8)
+        scores = index_scores(none, torch.empty(0, 2), cache, self.table, slots(), slots(), 4, 7)
+        assert scores.shape == (0, 7)
 
 
 class TestTopk:
     @staticmethod
-    def brute_force(scores, k):
-        readable = [p for p, score in enumerate(scores) if score > -math.inf]
+    def brute_force(scores, position, k):
+        readable = [p for p, score in enumerate(scores[: position + 1]) if score > -math.inf]
         best = sorted(sorted(readable, key=lambda p: (-scores[p], p))[:k])
         return best + [-1] * (k - len(best))
 
     @pytest.mark.parametrize("k", [1, 2, 5, 8])
     @pytest.mark.parametrize("width", [0, 1, 5, 8, 13, 40])
     @pytest.mark.parametrize("levels", [2, 5, 1000])
-    def test_against_brute_force_with_ties(self, k, width, levels):
+    @pytest.mark.parametrize("workspace", [4 << 20, 500])
+    def test_against_brute_force_with_ties(self, k, width, levels, workspace, monkeypatch):
+        monkeypatch.setattr("vllm_ula.kernels.reference.topk.WORKSPACE_BYTES", workspace)
         generator = torch.Generator().manual_seed(k * width + levels)
         scores = torch.randint(0, levels, (30, width), generator=generator).float()
-        scores[torch.rand(scores.shape, generator=generator) < 0.3] = -torch.inf
-        selection = topk(scores, k)
+        kind = torch.rand(scores.shape, generator=generator)
+        scores[kind < 0.3], scores[kind < 0.1] = -torch.inf, NAN
+        positions = torch.randint(-1, max(width, 1), (30,), generator=generator)
+        selection = topk(scores, positions, k)
         assert selection.dtype == torch.int32
-        assert selection.tolist() == [self.brute_force(row, k) for row in scores.tolist()]
-
-    def test_of_equal_scores_the_lowest_positions(self):
-        scores = torch.tensor([[1.0, 3.0, 1.0, 3.0, 1.0], [0.0, -0.0, 0.0, -1.0, 0.0]])
-        assert topk(scores, 3).tolist() == [[0, 1, 3], [0, 1, 2]]
-
-    @pytest.mark.parametrize("width", [2, 3, 9])
-    def test_a_row_nobody_may_read_selects_nothing(self, width):
-        assert topk(torch.full((2, width), -torch.inf), 3).tolist() == [[-1, -1, -1]] * 2
-
-    def test_no_tokens(self):
-        assert topk(torch.empty(0, 9), 4).shape == (0, 4)
+        rows = zip(scores.tolist(), positions.tolist(), strict=True)
+        assert selection.tolist() == [self.brute_force(*row, k) for row in rows]
 
 
 class TestSparseMla:

@@ -15,3 +15,11 @@ def random():
     """Reproducible normal numbers of a shape."""
     generator = torch.Generator().manual_seed(0)
     return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+@pytest.fixture
+def poisoned():
+    """What `torch.empty` gives holds NaN, or the largest integer."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""The sparse indexer in torch: store index keys, score the history, select."""
+"""The sparse indexer: store index keys, score the history, select."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.utils.torch_utils import direct_register_custom_op
 
 from vllm_ula.attention.metadata import UlaMetadata
-from vllm_ula.kernels.reference import index_keys
-from vllm_ula.kernels.reference.index_scores import index_scores
-from vllm_ula.kernels.reference.topk import topk
+from vllm_ula.kernels import dispatch
 
-WORKSPACE_BYTES = 16 << 20  # of scores by head; see attention/impl.py
+# Of scores: what vLLM's own indexer allows itself. Tokens are cut into calls only beyond it,
+# because rounding may depend on which tokens of a request are scored together.
+WORKSPACE_BYTES = 512 << 20
 
 
 def select(
@@ -30,39 +30,37 @@ def select(
         selection: int32 `[max tokens, topk]`, rows 0 to T - 1 are overwritten.
         cache_name: vLLM's name of the index key cache.
     """
-    selection[: queries.shape[0]] = -1
     context = get_forward_context()
-    if not isinstance(context.attn_metadata, dict):
-        return  # a profiling run has no requests
+    if not isinstance(context.attn_metadata, dict):  # a profiling run has no requests
+        selection[: queries.shape[0]] = -1
+        return
     metadata = context.attn_metadata[cache_name]
     assert isinstance(metadata, UlaMetadata)
-    block_size = metadata.block_size
     cache = context.no_compile_layers[cache_name].kv_cache
     rows = cache.view(-1, cache.shape[-1])
-    index_keys.store(rows, metadata.slot_mapping, keys[: metadata.num_actual_tokens])
+    tokens, width, k = metadata.num_actual_tokens, metadata.max_length, selection.shape[1]
+    dispatch.store_index_keys(rows, metadata.slot_mapping, keys[:tokens])
+    selection[tokens : queries.shape[0]] = -1
 
-    k = selection.shape[1]
-    for request, (start, stop) in enumerate(metadata.query_ranges):
-        positions = metadata.position_of_token[start:stop].unsqueeze(1)
-        length = metadata.lengths[request]
-        if length <= k:  # every position is selected, whatever its score
-            all_positions = torch.arange(length, dtype=torch.int32)
-            selection[start:stop, :length] = all_positions.where(all_positions <= positions, -1)
-            continue
-        blocks = metadata.block_table[request, : -(-length // block_size)].long()
-        slots = (blocks.unsqueeze(1) * block_size + torch.arange(block_size)).view(-1)[:length]
-        history, scales = index_keys.load(rows, slots)
-        chunk = max(WORKSPACE_BYTES // (queries.shape[1] * length * 4), 1)
-        for first in range(start, stop, chunk):
-            part = slice(first, min(first + chunk, stop))
-            scores = index_scores(
-                queries[part].float(),
-                weights[part].float(),
-                history,
-                scales,
-                metadata.position_of_token[part],
-            )
-            selection[part] = topk(scores, k)
+    positions = metadata.position_of_token
+    if width <= k:  # every position is selected, whatever its score
+        every = torch.arange(k, dtype=torch.int32, device=selection.device)
+        selection[:tokens] = every.where(every <= positions.unsqueeze(1), -1)
+        return
+    chunk = max(WORKSPACE_BYTES // (width * 4), 1)
+    for first in range(0, tokens, chunk):
+        part = slice(first, min(first + chunk, tokens))
+        scores = dispatch.index_scores(
+            queries[part],
+            weights[part],
+            rows,
+            metadata.block_table,
+            metadata.request_of_token[part],
+            positions[part],
+            metadata.block_size,
+            width,
+        )
+        selection[part] = dispatch.topk(scores, positions[part], k)
 
 
 def _select_fake(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec
 
-from vllm_ula.kernels.reference.logical_slots import logical_slots
+from vllm_ula.kernels import dispatch
 
 
 @dataclass
@@ -35,8 +34,7 @@ class UlaMetadata(AttentionMetadata):
         position_of_token: int64 `[T]` in the token's own request; -1 for padding.
         decode: bool `[T]`, true for tokens of requests with at most 1 + drafts query tokens.
         has_prefill: whether any token is not `decode`, known without asking the device.
-        query_ranges: first and last-but-one token of each request.
-        lengths: tokens of each request up to and including this call.
+        max_length: tokens of the longest request up to and including this call, or more.
         block_size: tokens per block.
     """
 
@@ -47,8 +45,7 @@ class UlaMetadata(AttentionMetadata):
     position_of_token: Tensor
     decode: Tensor
     has_prefill: bool
-    query_ranges: list[tuple[int, int]]
-    lengths: list[int]
+    max_length: int
     block_size: int
     num_decodes: int
     num_decode_tokens: int
@@ -56,7 +53,7 @@ class UlaMetadata(AttentionMetadata):
 
     def selection(self, topk: Tensor) -> Tensor:
         """Logical slots int64 `[T, k]` of the positions int32 `[max tokens, k]` a call selected."""
-        return logical_slots(
+        return dispatch.logical_slots(
             topk[: self.num_actual_tokens],
             self.request_of_token,
             self.block_table,
@@ -90,27 +87,27 @@ class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
         num_tokens, num_requests = common.num_actual_tokens, common.num_reqs
         starts = common.query_start_loc_cpu[: num_requests + 1].long()
         query_lens = starts.diff()
-        lengths = common.seq_lens[:num_requests].cpu().long()
-
-        padding = num_tokens - int(starts[-1])
         request = torch.repeat_interleave(torch.arange(num_requests), query_lens)
-        position = torch.arange(len(request)) - starts[request] + (lengths - query_lens)[request]
+        offset = torch.arange(len(request)) - starts[request]
         decode = (query_lens <= self.max_decode_query_len)[request]
+        padding = num_tokens - int(starts[-1])
         if padding:
-            nowhere = torch.full((padding,), -1)
-            request, position = torch.cat((request, nowhere)), torch.cat((position, nowhere))
+            request = torch.cat((request, torch.full((padding,), -1)))
+            offset = torch.cat((offset, torch.zeros(padding, dtype=torch.int64)))
             decode = torch.cat((decode, torch.ones(padding, dtype=torch.bool)))
-        bounds = starts.tolist()
+        # Lengths are asked of the device alone: with asynchronous drafts the host does not know.
+        request, offset = request.to(self.device), offset.to(self.device)
+        computed = common.seq_lens[:num_requests].long() - query_lens.to(self.device)
+        position = (computed[request.clamp_min(0)] + offset).masked_fill_(request < 0, -1)
         return UlaMetadata(
             num_actual_tokens=num_tokens,
             slot_mapping=common.slot_mapping[:num_tokens].long(),
             block_table=common.block_table_tensor,
-            request_of_token=request.to(self.device),
-            position_of_token=position.to(self.device),
+            request_of_token=request,
+            position_of_token=position,
             decode=decode.to(self.device),
             has_prefill=bool((query_lens > self.max_decode_query_len).any()),
-            query_ranges=list(pairwise(bounds)),
-            lengths=lengths.tolist(),
+            max_length=common.max_seq_len,
             block_size=self.block_size,
             num_decodes=num_requests,
             num_decode_tokens=num_tokens,
