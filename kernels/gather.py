@@ -15,7 +15,8 @@ from vllm_ula.kernels.variant import Variant
 # Rows of a program, all under way at once: 4 and 2 loads of 16 bytes for each of its 128 threads.
 # Not measured: few programs a multiprocessor cover the latency of PCIe with that, and a decode
 # step of one token still makes 256 of them.
-ROWS, UNPACKED_ROWS = 8, 8
+ROWS = 8
+INTERPRETED_ROWS = 512  # the interpreter takes as long for a small tile as for a large one
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -58,17 +59,18 @@ def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
     check_pools(device, host)
     check("homes", homes, torch.int64)
     num = homes.numel()
+    at_once = INTERPRETED_ROWS if triton.knobs.runtime.interpret else ROWS
     if device.dtype == torch.uint8:
         rows = torch.empty(*homes.shape, WIDTH.value, dtype=torch.bfloat16, device=device.device)
         if num:
-            _gather_unpacked_kernel[(triton.cdiv(num, UNPACKED_ROWS),)](
-                device, host, homes, rows, device.shape[0], num, ROWS=UNPACKED_ROWS
+            _gather_unpacked_kernel[(triton.cdiv(num, at_once),)](
+                device, host, homes, rows, device.shape[0], num, ROWS=at_once
             )
         return rows
     rows = torch.empty(*homes.shape, device.shape[1], dtype=device.dtype, device=device.device)
     words = as_words(device)
     if num:
-        _gather_kernel[(triton.cdiv(num, ROWS),)](
+        _gather_kernel[(triton.cdiv(num, at_once),)](
             words,
             as_words(host),
             homes,
@@ -77,7 +79,7 @@ def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
             num,
             WORDS=words.shape[1],
             HEAD=head_of(words.shape[1]),
-            ROWS=ROWS,
+            ROWS=at_once,
         )
     return rows
 
@@ -99,7 +101,7 @@ VARIANTS = (
         "gather fp8",
         _gather_unpacked_kernel,
         _BYTES,
-        {"ROWS": UNPACKED_ROWS},
+        {"ROWS": ROWS},
         hot=True,
         wide_loads=True,
     ),

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_ula.kernels import dispatch
 from vllm_ula.kernels.checks import check
 from vllm_ula.kernels.fp8_rows import load_fp8_rows
-from vllm_ula.kernels.gather import gather
 from vllm_ula.kernels.merge_splits import MERGES, block, merge_splits
 from vllm_ula.kernels.reference import fp8_rows
 from vllm_ula.kernels.rows import FLOATS, at_home, check_pools
@@ -209,7 +209,7 @@ def _attend(
     if not heads:
         return
     if staged:
-        device = host = gather(device, host, homes).view(-1, width)
+        device = host = dispatch.gather(device, host, homes).view(-1, width)
     shape = SHAPES["hip" if torch.version.hip else "cuda"]
     splits, groups = num_splits(topk), triton.cdiv(heads, HEADS)
     parts = out.new_empty(tokens, splits, heads, latent) if splits > 1 else out
