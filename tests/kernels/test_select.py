@@ -40,6 +40,7 @@ class Call:
             request_of_token=torch.tensor(request),
             position_of_token=torch.tensor(position),
             decode=torch.zeros(self.num, dtype=torch.bool),
+            has_prefill=True,
             max_length=max(lengths),
             block_size=BLOCK_SIZE,
             num_decodes=len(lengths),
