@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine.runner_arm import ROWS
+from v2_runner.runner_arm import ROWS
 
 from vllm_ula.kernels import dispatch
 from vllm_ula.tiny_model import TinyModelOptions, write_tiny_model
@@ -43,7 +43,14 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
         if name not in found:
             runner, kernels = ARMS[name]
             result = directory / f"{name}.json"
-            command = [sys.executable, "-m", "engine.runner_arm", runner, str(model), str(result)]
+            command = [
+                sys.executable,
+                "-m",
+                "v2_runner.runner_arm",
+                runner,
+                str(model),
+                str(result),
+            ]
             path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
             environment = {**os.environ, "VLLM_ULA_KERNELS": kernels, "PYTHONPATH": path}
             done = subprocess.run(command, env=environment, capture_output=True, text=True)

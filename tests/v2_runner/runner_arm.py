@@ -1,6 +1,6 @@
 """Engines in a process of their own, with rows of each type: an arm of `test_v2_runner.py`.
 
-    python -m engine.runner_arm v1|v2 MODEL RESULT.json
+    python -m v2_runner.runner_arm v1|v2 MODEL RESULT.json
 
 `v2` runs vLLM's V2 model runner and its Triton kernels in Triton's interpreter, which must be
 arranged before Triton and vLLM are imported. `v1` runs what a CPU runs otherwise, and a control.
