@@ -53,9 +53,11 @@ def _seat_kernel(
         used += tl.load(p_state + ADMITTED)
     else:
         used += rows_per_period
+    period = tl.load(p_state + PERIOD)
+    tl.debug_barrier()  # every warp has read the state before one writes it
     if used >= rows_per_period:
         used = 0
-        period = tl.load(p_state + PERIOD) + 1
+        period += 1
         tl.store(p_state + PERIOD, period)
         tl.store(p_edges + period % NUM_BUCKETS, clock)
     o_level = tl.arange(0, LEVELS)
