@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ class Seen:
 
         def run_and_see(domain: step.Domain, call: Call) -> Any:
             index = [other is domain for other in worker().domains].index(True)
-            self.events.append((index, call))
+            self.events.append((index, copy.deepcopy(call)))  # of buffers that vLLM writes again
             return run_step(domain, call)
 
         patch.setattr(UlaWorker, "begin_step", begin)
