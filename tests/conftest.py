@@ -17,6 +17,7 @@ BUDGET_S = {
     "traces": 60,
     "reference": 60,
     "replay": 60,
+    "plan": 60,
     "patches": 60,
     "engine": 600,
     "scheduler": 120,
