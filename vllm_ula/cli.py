@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from vllm_ula.errors import ConfigError, UlaError
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_tiny_model(commands)
     _add_replay(commands)
+    _add_plan(commands)
     return parser
 
 
@@ -117,9 +119,55 @@ def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_replay)
 
 
-def _replay(arguments: argparse.Namespace) -> None:
-    from pathlib import Path
+def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="what fits on a machine, with UlaCache and without",
+        description="Says how many requests a machine admits with UlaCache and with what would be "
+        "used instead, where the bytes go and what would raise the limit. Arithmetic alone: "
+        "it needs neither a GPU nor vLLM nor torch. Every default it uses is printed.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="directory of a checkpoint, a config.json, or a name")
+    add("--gpu", help="h100, h200, b300 or cpu (h200)")
+    add("--gpus", type=_integer("--gpus", 8), help="how many (8)")
+    number, integer = _number("--kv-gib-per-gpu", 26), _integer("--kv-bytes-per-gpu", 27 * 10**9)
+    add("--kv-gib-per-gpu", type=number, metavar="X", help="device memory for KV (derived)")
+    add("--kv-bytes-per-gpu", type=integer, metavar="X", help="the same in bytes")
+    number, integer = _number("--host-gib-per-gpu", 119), _integer("--host-bytes-per-gpu", 10**11)
+    add("--host-gib-per-gpu", type=number, metavar="Y", help="host memory for rows (0)")
+    add("--host-bytes-per-gpu", type=integer, metavar="Y", help="the same in bytes")
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument("--dp", action="store_true", help="details of DP attention (default)")
+    layout.add_argument("--tp", action="store_true", help="details of TP attention")
+    add("--context", help="prompts: 90145, 64k..128k, or a file of `tokens count` (64k..128k)")
+    add("--output", type=_integer("--output", 2048), help="tokens generated per request (2048)")
+    add("--kv-dtype", help="fp8_ds_mla or bf16 (the smallest the model has)")
+    add("--spec-tokens", type=_integer("--spec-tokens", 2), help="drafts a step (0)")
+    add("--hot-rows", type=_integer("--hot-rows", 4096), help="of HiSparse, a request (4096)")
+    add("--block-size", type=_integer("--block-size", 64), help="tokens of a block (the card's)")
+    add("--max-num-seqs", type=_integer("--max-num-seqs", 256), help="as of vLLM (its default)")
+    add(
+        "--device-slots", type=_integer("--device-slots", 4096), help="fixes UlaCache's device rows"
+    )
+    number = _number("--memory-fraction", 0.92)
+    add("--memory-fraction", type=number, help="of the card for the engine (0.92)")
+    add("--activation-gib", type=_number("--activation-gib", 8), help="neither weights nor KV (8)")
+    add("--weights-gib", type=_number("--weights-gib", 100), help="on each GPU (counted)")
+    add("--hit-rate", type=_number("--hit-rate", 0.9), help="for the roofline, 0..1 (0.866)")
+    add("--bare", action="store_true", help="formulas alone: no maps, no whole blocks")
+    add("--json", action="store_true", help="print JSON; vllm_ula/plan/schema.py documents it")
+    add("--plot", type=Path, metavar="PNG", help="draw it; needs pip install 'vllm-ula[plots]'")
+    parser.set_defaults(run=_plan)
 
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from vllm_ula.plan.command import run
+
+    run(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> None:
     from vllm_ula.config import UlaConfig
     from vllm_ula.replay.command import Options, run
 
@@ -164,6 +212,16 @@ def _integer(key: str, works: int) -> Callable[[str], int]:
             return int(text)
         except ValueError:
             raise ConfigError(key, text, "a whole number", works) from None
+
+    return parse
+
+
+def _number(key: str, works: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(key, text, "a number", works) from None
 
     return parse
 

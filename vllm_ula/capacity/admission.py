@@ -28,8 +28,8 @@ class Bound(Enum):
     """What keeps a system from admitting one more request."""
 
     DEVICE = "device memory"
-    HOST = "host memory, which holds every row"
-    HOT_ROWS = "device memory, which holds index keys and the hot rows of every request"
+    HOST = "host memory"
+    HOT_ROWS = "device memory for index keys and hot rows"
     BOTH = "device and host memory"
 
 
