@@ -18,6 +18,7 @@ BUDGET_S = {
     "reference": 60,
     "replay": 60,
     "plan": 60,
+    "doctor": 120,
     "patches": 60,
     "engine": 600,
     "scheduler": 120,

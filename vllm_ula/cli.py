@@ -16,16 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program name; default: those of the process.
 
     Returns:
-        The exit status: 0, or 2 after one line on stderr for anything refused.
+        The exit status: of the sub-command, or 2 after one line on stderr for anything refused.
     """
     try:
         arguments = _parser().parse_args(argv)
-        run: Callable[[argparse.Namespace], None] = arguments.run
-        run(arguments)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
     except (UlaError, OSError) as error:
         print(f"vllm-ula: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_tiny_model(commands)
     _add_replay(commands)
     _add_plan(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -161,13 +161,36 @@ def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_plan)
 
 
-def _plan(arguments: argparse.Namespace) -> None:
+def _plan(arguments: argparse.Namespace) -> int:
     from vllm_ula.plan.command import run
 
     run(arguments)
+    return 0
 
 
-def _replay(arguments: argparse.Namespace) -> None:
+def _add_doctor(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="why UlaCache would not run here",
+        description="Looks at versions, at the seams of vLLM that UlaCache patches, at memory and "
+        "limits, and at what --kv-connector ula would say of a model. Exit code 3: a version, 4: a "
+        "seam, 5: the machine, 6: the model; the lowest, if several.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="directory of a checkpoint")
+    add("--host-gib", type=_number("--host-gib", 64), default=0.0, help="of the host pool (0)")
+    add("--gpu", action="store_true", help="judge pinning as for a GPU, though none is here")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from vllm_ula.doctor.command import run
+
+    return run(arguments.model, arguments.host_gib, arguments.gpu, arguments.json)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
     from vllm_ula.config import UlaConfig
     from vllm_ula.replay.command import Options, run
 
@@ -188,9 +211,10 @@ def _replay(arguments: argparse.Namespace) -> None:
         outputs=arguments.outputs,
     )
     run(options)
+    return 0
 
 
-def _tiny_model(arguments: argparse.Namespace) -> None:
+def _tiny_model(arguments: argparse.Namespace) -> int:
     from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
 
     share = arguments.index_share
@@ -204,6 +228,7 @@ def _tiny_model(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
     )
     write_tiny_model(arguments.directory, options)
+    return 0
 
 
 def _integer(key: str, works: int) -> Callable[[str], int]:

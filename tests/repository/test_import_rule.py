@@ -34,11 +34,11 @@ LAYERS = (
     ("replay", "plan"),
     ("connectors", "attention", "block_manager", "compat", "metrics"),
     ("patches",),
-    ("plugin", "cli", "tiny_model"),
+    ("plugin", "cli", "tiny_model", "doctor"),
 )
 LAYER = {name: i for i, row in enumerate(LAYERS) for name in row}
 
-MAY_IMPORT_VLLM = {*LAYERS[6], *LAYERS[7], "plugin"}
+MAY_IMPORT_VLLM = {*LAYERS[6], *LAYERS[7], "plugin", "doctor"}
 # Below the layers that know vLLM, torch is the only third party, with the typing backport it
 # brings; kernels/ adds Triton, what is compiled for the CPU numba. What reads traces needs neither
 # torch nor an engine.
