@@ -5,7 +5,8 @@ import json
 import pytest
 
 from vllm_ula.capacity import GLM_5_3, Parallel
-from vllm_ula.plan.models import BUILT_IN, load
+from vllm_ula.errors import ConfigError
+from vllm_ula.plan.models import BUILT_IN, ModelConfig, load
 from vllm_ula.plan.rows import tokens_of
 from vllm_ula.plan.weights import weights_of
 
@@ -82,6 +83,19 @@ def test_a_config_of_a_checkpoint_and_a_nested_one(tmp_path):
         assert tokens_of(found, None, 0).model.rows == 51_168
     (tmp_path / "config.json").write_text(json.dumps({"text_config": fields}))
     assert tokens_of(load(str(tmp_path)), None, 0).model.index_keys == 2_772
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": None, "torch_dtype": "int7"}, "int7"),
+    ],
+)
+def test_weights_of_unknown_size_are_not_guessed(more, said):
+    config = ModelConfig("GLM", "a test", {**BUILT_IN["GLM-5"][0], **more})
+    with pytest.raises(ConfigError, match=rf"not known here \({said}\); use --weights-gib"):
+        weights_of(config, 0)
 
 
 def test_every_built_in_model_has_a_source():

@@ -131,7 +131,9 @@ def test_a_dense_model_has_figures_of_the_device_alone(capsys):
                 name != "device_only" or cell["limit"] == "device memory: there is none for KV"
             )
             assert cell["status"].startswith("does not apply") == (name != "device_only")
-    assert found["systems"]["device_only"]["dp"]["limit"].endswith("there is none for KV")
+    dp = found["systems"]["device_only"]["dp"]
+    assert dp["limit"].endswith("there is none for KV")
+    assert dp["raised_by"] == ["GPUs whose memory the weights do not fill"]
     assert min(found["systems"]["device_only"]["tp"]["admitted"].values()) > 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 
 from vllm_ula.config import UlaConfig
 from vllm_ula.doctor.check import Area, Check, Verdict, exit_code
@@ -23,7 +24,9 @@ def run(model: str | None, host_gib: float, for_gpu: bool, as_json: bool) -> int
     """
     UlaConfig(host_gib=host_gib)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    checks = diagnose(model, host_gib, for_gpu)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what vLLM imports
+        checks = diagnose(model, host_gib, for_gpu)
     code = exit_code(checks)
     print(_json(checks, code) if as_json else _text(checks, code))
     return code

@@ -25,7 +25,7 @@ DEFAULTS: dict[str, tuple[str, str]] = {
     "gpu": ("h200", "one of the cards of the published comparison"),
     "gpus": ("8", "one node"),
     "host_gib_per_gpu": ("0", "no host memory was given: UlaCache is a device-only cache"),
-    "parallel": ("dp", "what this version serves: every GPU an engine of its own attention"),
+    "parallel": ("dp", "what this version serves: each GPU attends for requests of its own"),
     "context": ("64k..128k", "prompts of the published workload; k is 1,024 tokens"),
     "output": ("2048", "tokens generated per request in the published workload"),
     "spec_tokens": ("0", "no drafts, so no MTP layer has rows or index keys"),

@@ -82,6 +82,8 @@ def limit(question: Question, system: System, parallel: Parallel) -> str:
 
 
 def _raised_by(question: Question, system: System, parallel: Parallel) -> tuple[str, ...]:
+    if not question.machine.device_bytes(parallel):
+        return ("GPUs whose memory the weights do not fill",)
     length = question.lengths.mean
     now = question.admits(system, parallel, length)
     lines = []

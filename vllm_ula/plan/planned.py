@@ -136,7 +136,8 @@ def _rank(options: Options, device: Card, tokens: Tokens, drafts: int, notes: As
     requests = options.max_num_seqs
     if requests is None:
         requests = device.max_num_seqs
-        notes.take("max_num_seqs", requests, "vLLM's default when serving; D_min depends on it")
+        why = "vLLM's default when serving; D_min has a row for each of their tokens"
+        notes.take("max_num_seqs", requests, why)
     decoding = requests * (1 + drafts)
     k, i = tokens.model.rows, tokens.model.index_keys
     if options.bare:

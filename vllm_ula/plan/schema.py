@@ -24,7 +24,7 @@ systems.SYSTEM.LAYOUT      SYSTEM: device_only, sglang_hisparse, vllm_hisparse, 
                            "does not apply: ...", where all that follow are null or empty
     .logical_slots         tokens whose rows are held, each once; over all ranks, as are
     .device_slots .host_slots .physical_slots    rows of device, host, and both
-    .unique_share          logical by physical slots, 0..1
+    .unique_share          logical by physical slots, 0..1; hot rows are physical too
     .limit                 what keeps it from admitting more requests of the mean length
     .admitted              requests at once by tokens of a request, floored per rank under DP
     .raised_by             lines that say what more memory would bring

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_ula.capacity import Parallel
+from vllm_ula.errors import ConfigError
 from vllm_ula.models import has_indexer
 from vllm_ula.plan.models import ModelConfig
 from vllm_ula.plan.rows import GQA, needing_fields
@@ -75,8 +76,7 @@ def _weights_of(config: ModelConfig, mtp_layers: int) -> Weights:
     f = config.fields
     h, layers = int(f["hidden_size"]), int(f["num_hidden_layers"])
     embeddings = 2 * int(f["vocab_size"]) * h
-    quantised = (f.get("quantization_config") or {}).get("quant_method") == "fp8"
-    width = 1 if quantised else _BYTES[str(f.get("torch_dtype") or f.get("dtype") or "bfloat16")]
+    width = _element_bytes(config)
     dense = 3 * h * int(f["intermediate_size"])
     if f["model_type"] in GQA:
         heads = int(f["num_attention_heads"])
@@ -100,6 +100,16 @@ def _weights_of(config: ModelConfig, mtp_layers: int) -> Weights:
         embeddings=embeddings,
         element_bytes=width,
     )
+
+
+def _element_bytes(config: ModelConfig) -> int:
+    method = (config.fields.get("quantization_config") or {}).get("quant_method")
+    dtype = str(config.fields.get("torch_dtype") or config.fields.get("dtype") or "bfloat16")
+    found = 1 if method == "fp8" else None if method else _BYTES.get(dtype)
+    if found is None:
+        rule = f"how many bytes its weights take is not known here ({method or dtype})"
+        raise ConfigError("MODEL", config.name, rule, "--weights-gib or --kv-gib-per-gpu with it")
+    return found
 
 
 def _attention(config: ModelConfig) -> tuple[int, int]:
