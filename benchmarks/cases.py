@@ -15,15 +15,11 @@ from benchmarks.figure import Figure, Progress
 from benchmarks.planner import planner
 from benchmarks.policies import policies, simulated
 from vllm_ula.capacity import GIB, Capacity, TokenBytes, fit, min_device_slots
-from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
-from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
+from vllm_ula.map_bytes import map_bytes
 
 LAYERS, BLOCK = 4, 16
-TOKEN = TokenBytes(  # the tiny model in float32, every layer a domain
-    rows=LAYERS * 576 * 4,
-    index_keys=LAYERS * 132,
-    map_logical=LAYERS * MAP_BYTES_PER_LOGICAL_SLOT + 1,
-    map_device=LAYERS * (MAP_BYTES_PER_DEVICE_SLOT + BYTES_PER_DEVICE_SLOT["pb_lru"]),
+TOKEN = TokenBytes.charged(  # the tiny model in float32, every layer a domain
+    LAYERS * 576 * 4, LAYERS * 132, LAYERS, map_bytes("pb_lru", with_kernels=False)
 )
 MIB = 2**20
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from benchmarks.arm import Arm
 from benchmarks.figure import Figure, Progress
+from vllm_ula.capacity import B300, H200, System
 from vllm_ula.config import BUCKET_AGES, UlaConfig
 from vllm_ula.replay.compare import Source, compare
 from vllm_ula.replay.cost_model import B300_COST, H200_COST
 from vllm_ula.replay.simulate import simulate
-from vllm_ula.systems import B300, H200, System
 
 HASH_BUCKETS = (64, 128, 512, 1024)
 WITHIN = 0.10  # points of hit rate, the paper's claim for PB-LRU

@@ -51,9 +51,6 @@ WRITTEN, PLACED = 1, 2
 ) = range(15)
 PROMOTED, FETCHED, WRITTEN_BACK, IN_PLACE_DEVICE, IN_PLACE_HOST, EXCHANGES, NUM_TOTALS = range(7)
 
-BYTES_PER_DEVICE_SLOT = 4  # stamp
-SCRATCH_BYTES_PER_LOGICAL_SLOT = 4 + 1  # marks, roles; shared by all domains of a rank
-
 MAX_ENTRIES = (1 << 30) - 1  # whose claims an int32 mark holds
 MAX_BUCKETS = 256  # what the histogram of a block of rows holds
 REBASE_ABOVE = 1 << 28  # calls; an int32 stamp holds four times as many

@@ -18,6 +18,8 @@ BUDGET_S = {
     "traces": 60,
     "reference": 60,
     "replay": 60,
+    "plan": 60,
+    "doctor": 120,
     "patches": 60,
     "engine": 600,
     "scheduler": 120,

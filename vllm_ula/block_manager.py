@@ -19,14 +19,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec, MLAAttentionS
 from vllm_ula import capacity
 from vllm_ula.capacity import Capacity, TokenBytes
 from vllm_ula.compat import map_device, min_device_slots, ula_config
-from vllm_ula.kernels import tables
-from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
+from vllm_ula.map_bytes import map_bytes
 from vllm_ula.planning.make import plans_with_kernels
-from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 
 logger = init_logger("vllm.vllm_ula")
-
-SCRATCH_BYTES_PER_LOGICAL_SLOT = 1  # marks, shared by all domains
 
 
 @dataclass
@@ -72,16 +68,8 @@ def token_bytes(vllm_config: VllmConfig, specs: dict[str, KVCacheSpec]) -> Token
         else:
             rows += per_token
             domains += isinstance(spec, MLAAttentionSpec) and spec.is_index_group_leader
-    planner = BYTES_PER_DEVICE_SLOT[ula_config(vllm_config).planner]
-    scratch = SCRATCH_BYTES_PER_LOGICAL_SLOT
-    if plans_with_kernels(map_device(vllm_config)):
-        planner, scratch = tables.BYTES_PER_DEVICE_SLOT, tables.SCRATCH_BYTES_PER_LOGICAL_SLOT
-    return TokenBytes(
-        rows=rows,
-        index_keys=index_keys,
-        map_logical=domains * MAP_BYTES_PER_LOGICAL_SLOT + scratch,
-        map_device=domains * (MAP_BYTES_PER_DEVICE_SLOT + planner),
-    )
+    maps = map_bytes(ula_config(vllm_config).planner, plans_with_kernels(map_device(vllm_config)))
+    return TokenBytes.charged(rows, index_keys, domains, maps)
 
 
 def logical_kv_cache_configs(
@@ -109,7 +97,8 @@ def logical_kv_cache_configs(
     config = ula_config(vllm_config)
     block_size = vllm_config.cache_config.block_size
     min_device = min_device_slots(vllm_config)
-    host_bytes = config.host_bytes // vllm_config.parallel_config.tensor_parallel_size
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    host_bytes = capacity.host_share(config.host_bytes, ranks)
     device_bytes = [
         memory if config.device_gib is None else min(memory, int(config.device_gib * capacity.GIB))
         for memory in available_memory

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from vllm_ula.errors import ConfigError, UlaError
@@ -15,16 +16,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments after the program name; default: those of the process.
 
     Returns:
-        The exit status: 0, or 2 after one line on stderr for anything refused.
+        The exit status: of the sub-command, or 2 after one line on stderr for anything refused.
     """
     try:
         arguments = _parser().parse_args(argv)
-        run: Callable[[argparse.Namespace], None] = arguments.run
-        run(arguments)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
     except (UlaError, OSError) as error:
         print(f"vllm-ula: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_tiny_model(commands)
     _add_replay(commands)
+    _add_plan(commands)
+    _add_doctor(commands)
     return parser
 
 
@@ -117,9 +119,78 @@ def _add_replay(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.set_defaults(run=_replay)
 
 
-def _replay(arguments: argparse.Namespace) -> None:
-    from pathlib import Path
+def _add_plan(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="what fits on a machine, with UlaCache and without",
+        description="Says how many requests a machine admits with UlaCache and with what would be "
+        "used instead, where the bytes go and what would raise the limit. Arithmetic alone: "
+        "it needs neither a GPU nor vLLM nor torch. Every default it uses is printed.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="directory of a checkpoint, a config.json, or a name")
+    add("--gpu", help="h100, h200, b300 or cpu (h200)")
+    add("--gpus", type=_integer("--gpus", 8), help="how many (8)")
+    number, integer = _number("--kv-gib-per-gpu", 26), _integer("--kv-bytes-per-gpu", 27 * 10**9)
+    add("--kv-gib-per-gpu", type=number, metavar="X", help="device memory for KV (derived)")
+    add("--kv-bytes-per-gpu", type=integer, metavar="X", help="the same in bytes")
+    number, integer = _number("--host-gib-per-gpu", 119), _integer("--host-bytes-per-gpu", 10**11)
+    add("--host-gib-per-gpu", type=number, metavar="Y", help="host memory for rows (0)")
+    add("--host-bytes-per-gpu", type=integer, metavar="Y", help="the same in bytes")
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument("--dp", action="store_true", help="details of DP attention (default)")
+    layout.add_argument("--tp", action="store_true", help="details of TP attention")
+    add("--context", help="prompts: 90145, 64k..128k, or a file of `tokens count` (64k..128k)")
+    add("--output", type=_integer("--output", 2048), help="tokens generated per request (2048)")
+    add("--kv-dtype", help="fp8_ds_mla or bf16 (the smallest the model has)")
+    add("--spec-tokens", type=_integer("--spec-tokens", 2), help="drafts a step (0)")
+    add("--hot-rows", type=_integer("--hot-rows", 4096), help="of HiSparse, a request (4096)")
+    add("--block-size", type=_integer("--block-size", 64), help="tokens of a block (the card's)")
+    add("--max-num-seqs", type=_integer("--max-num-seqs", 256), help="as of vLLM (its default)")
+    add(
+        "--device-slots", type=_integer("--device-slots", 4096), help="fixes UlaCache's device rows"
+    )
+    number = _number("--memory-fraction", 0.92)
+    add("--memory-fraction", type=number, help="of the card for the engine (0.92)")
+    add("--activation-gib", type=_number("--activation-gib", 8), help="neither weights nor KV (8)")
+    add("--weights-gib", type=_number("--weights-gib", 100), help="on each GPU (counted)")
+    add("--hit-rate", type=_number("--hit-rate", 0.9), help="for the roofline, 0..1 (0.866)")
+    add("--bare", action="store_true", help="formulas alone: no maps, no whole blocks")
+    add("--json", action="store_true", help="print JSON; vllm_ula/plan/schema.py documents it")
+    add("--plot", type=Path, metavar="PNG", help="draw it; needs pip install 'vllm-ula[plots]'")
+    parser.set_defaults(run=_plan)
 
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from vllm_ula.plan.command import run
+
+    run(arguments)
+    return 0
+
+
+def _add_doctor(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="why UlaCache would not run here",
+        description="Looks at versions, at the seams of vLLM that UlaCache patches, at memory and "
+        "limits, and at what --kv-connector ula would say of a model. Exit code 3: a version, 4: a "
+        "seam, 5: the machine, 6: the model; the lowest, if several.",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="directory of a checkpoint")
+    add("--host-gib", type=_number("--host-gib", 64), default=0.0, help="of the host pool (0)")
+    add("--gpu", action="store_true", help="judge pinning as for a GPU, though none is here")
+    add("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from vllm_ula.doctor.command import run
+
+    return run(arguments.model, arguments.host_gib, arguments.gpu, arguments.json)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
     from vllm_ula.config import UlaConfig
     from vllm_ula.replay.command import Options, run
 
@@ -140,9 +211,10 @@ def _replay(arguments: argparse.Namespace) -> None:
         outputs=arguments.outputs,
     )
     run(options)
+    return 0
 
 
-def _tiny_model(arguments: argparse.Namespace) -> None:
+def _tiny_model(arguments: argparse.Namespace) -> int:
     from vllm_ula.tiny_model import IndexShare, TinyModelOptions, write_tiny_model
 
     share = arguments.index_share
@@ -156,6 +228,7 @@ def _tiny_model(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
     )
     write_tiny_model(arguments.directory, options)
+    return 0
 
 
 def _integer(key: str, works: int) -> Callable[[str], int]:
@@ -164,6 +237,16 @@ def _integer(key: str, works: int) -> Callable[[str], int]:
             return int(text)
         except ValueError:
             raise ConfigError(key, text, "a whole number", works) from None
+
+    return parse
+
+
+def _number(key: str, works: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigError(key, text, "a number", works) from None
 
     return parse
 

@@ -129,6 +129,17 @@ def geometry(config: Mapping[str, Any], mtp_layers: int = 0) -> Geometry:
     )
 
 
+def domain_layers(config: Mapping[str, Any], mtp_layers: int = 0) -> tuple[int, ...]:
+    """Layers of each domain in order: one with an indexer, and those that reuse its selection."""
+    domains: list[int] = []
+    for layer in range(int(config["num_hidden_layers"])):
+        if has_indexer(config, layer):
+            domains.append(1)
+        else:
+            domains[-1] += 1
+    return (*domains, *[1] * mtp_layers)
+
+
 def has_indexer(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a backbone layer selects for itself or reuses the selection before it."""
     pattern = config.get("index_topk_pattern")

@@ -19,9 +19,6 @@ from vllm_ula.errors import IntegrityError
 from vllm_ula.kernels import dispatch
 from vllm_ula.records import DeviceSlots, Exchange, HostSlots, RowStates
 
-MAP_BYTES_PER_LOGICAL_SLOT = 4 + 1  # home, live
-MAP_BYTES_PER_DEVICE_SLOT = 4  # owner
-
 
 class Residency:
     """Homes and liveness of `num_device + num_host` logical slots.

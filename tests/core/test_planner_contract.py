@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.core.conftest import PLANNERS
 from vllm_ula.config import UlaConfig
 from vllm_ula.errors import NotEnoughVictims
-from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
+from vllm_ula.map_bytes import PLANNER_BYTES_PER_DEVICE_SLOT
 from vllm_ula.planner.make import make_planner
 from vllm_ula.records import DeviceSlots
 
@@ -239,4 +239,4 @@ def test_the_bytes_charged_are_the_bytes_of_the_arrays(name):
     arrays = [value for value in vars(lru).values() if isinstance(value, np.ndarray)]
     arrays += lru.queues.arrays if name == "pb_lru" else []
     held = sum(a.nbytes for a in arrays) - lru._victims.nbytes
-    assert 0.95 < held / (1 << 16) / BYTES_PER_DEVICE_SLOT[name] < 1.01
+    assert 0.95 < held / (1 << 16) / PLANNER_BYTES_PER_DEVICE_SLOT[name] < 1.01

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from vllm_ula.errors import IntegrityError
+from vllm_ula.map_bytes import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 from vllm_ula.records import DeviceSlots, Exchange, HostSlots
-from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT, Residency
+from vllm_ula.residency import Residency
 
 
 def slots(*index):

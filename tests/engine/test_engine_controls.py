@@ -24,14 +24,13 @@ from engine.workload import AGAIN, BLOCKS, LENGTHS, REQUESTS
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockStored
 
-from vllm_ula.planner import BYTES_PER_DEVICE_SLOT
-from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT
+from vllm_ula.map_bytes import map_bytes
 
 pytestmark = pytest.mark.engine
 
 # Rows and maps of 160 device slots, index keys and maps of 2,816 logical slots: 2 layers, float32.
 ROW_BYTES, DEVICE_SLOTS, LOGICAL_SLOTS = 2 * 576 * 4, 160, BLOCKS * 16
-MAP_BYTES = MAP_BYTES_PER_DEVICE_SLOT + BYTES_PER_DEVICE_SLOT["pb_lru"]
+MAP_BYTES = map_bytes("pb_lru", with_kernels=False).device
 DEVICE_BYTES = DEVICE_SLOTS * (ROW_BYTES + 2 * MAP_BYTES) + LOGICAL_SLOTS * (2 * 132 + 2 * 5 + 1)
 HOST_GIB = (LOGICAL_SLOTS - DEVICE_SLOTS) * ROW_BYTES / 2**30
 CHAPTERS = ("cold", "warm", "reset", "warm again", "reloaded", "woken", "disturbed")

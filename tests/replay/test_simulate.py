@@ -2,10 +2,10 @@
 
 import pytest
 
+from vllm_ula.capacity import B300, H200, System
 from vllm_ula.errors import ConfigError
 from vllm_ula.replay.cost_model import H200_COST, CostModel, step
 from vllm_ula.replay.simulate import Effort, simulate, table
-from vllm_ula.systems import B300, H200, System
 
 SMALL = Effort(requests=1, outputs=96, warm_up=64)
 

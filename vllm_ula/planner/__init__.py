@@ -10,7 +10,4 @@ They are compiled for the CPU; importing one loads numba, importing this package
 
 from vllm_ula.planner.base import BucketAge, Planner
 
-# Stamp, flags and stack of every planner; then queues, nothing, or the links of a ring.
-BYTES_PER_DEVICE_SLOT = {"pb_lru": 9 + 12, "timestamp_lru": 9, "hash_lru": 9 + 12}
-
-__all__ = ["BYTES_PER_DEVICE_SLOT", "BucketAge", "Planner"]
+__all__ = ["BucketAge", "Planner"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from vllm_ula.capacity import Machine, Model, Parallel, System, admitted
 from vllm_ula.config import UlaConfig
 from vllm_ula.errors import ConfigError
 from vllm_ula.replay.compare import Result, Source, compare
 from vllm_ula.replay.plots import HitRate, PlanTime, hit_rates, plan_times
-from vllm_ula.systems import Machine, Model, Parallel, System, admitted
 from vllm_ula.traces.events import Header
 
 SYNTHETIC = "synthetic"

@@ -1,6 +1,6 @@
 """Simulated serving: each system at matched budgets, with synthetic selections. DP attention.
 
-    budgets -> admitted requests, device rows of a rank     arithmetic, `vllm_ula/systems.py`
+    budgets -> admitted requests, device rows of a rank     arithmetic, `vllm_ula/capacity`
             -> hit rate, rows copied a step                 replay, a sample of one rank
             -> milliseconds                                 a cost model, nothing measured
 
@@ -17,16 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_ula.errors import ConfigError
-from vllm_ula.planner.pb_lru import PbLru
-from vllm_ula.replay.cost_model import B300_COST, H200_COST, CostModel, ModelledStep, step
-from vllm_ula.replay.policy import Policy, Served, replay
-from vllm_ula.replay.serving import ServingPolicy
-from vllm_ula.replay.sglang_hisparse import SglangHiSparse
-from vllm_ula.replay.synthetic import Statistics
-from vllm_ula.replay.vllm_hisparse import VllmHisparse
-from vllm_ula.replay.workload import Workload, generate
-from vllm_ula.systems import (
+from vllm_ula.capacity import (
     B300,
     GLM_5_3,
     H200,
@@ -38,6 +29,15 @@ from vllm_ula.systems import (
     admitted,
     device_rows,
 )
+from vllm_ula.errors import ConfigError
+from vllm_ula.planner.pb_lru import PbLru
+from vllm_ula.replay.cost_model import B300_COST, H200_COST, CostModel, ModelledStep, step
+from vllm_ula.replay.policy import Policy, Served, replay
+from vllm_ula.replay.serving import ServingPolicy
+from vllm_ula.replay.sglang_hisparse import SglangHiSparse
+from vllm_ula.replay.synthetic import Statistics
+from vllm_ula.replay.vllm_hisparse import VllmHisparse
+from vllm_ula.replay.workload import Workload, generate
 
 TOKENS = 90_145
 

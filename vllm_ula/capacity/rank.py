@@ -13,126 +13,20 @@ per device slot, which is why `i` and the device's `k` below are a little larger
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
+from vllm_ula.capacity.slots import Capacity, Limit
+from vllm_ula.capacity.token import TokenBytes
+from vllm_ula.capacity.units import GIB, ceil_to, floor_to
 from vllm_ula.errors import ConfigError
-
-GIB = 2**30
-
-
-class Limit(Enum):
-    """What keeps the number of logical slots from growing."""
-
-    MEMORY = "device and host memory"
-    INDEX_KEYS = "index keys, which fill the device: more host memory does not help"
-    DEVICE_SLOTS = "device_slots"
-    BLOCK_OVERRIDE = "num_gpu_blocks_override"
-
-
-@dataclass(frozen=True)
-class TokenBytes:
-    """Bytes one token costs on a rank.
-
-    Attributes:
-        rows: rows of all attention layers, k.
-        index_keys: index keys of all indexer layers, i.
-        map_logical: map bytes per logical slot, all domains.
-        map_device: map and recency bytes per device slot, all domains.
-    """
-
-    rows: int
-    index_keys: int
-    map_logical: int = 0
-    map_device: int = 0
-
-    @property
-    def per_logical(self) -> int:
-        """Device bytes every logical slot costs wherever its rows live."""
-        return self.index_keys + self.map_logical
-
-    @property
-    def per_device_row(self) -> int:
-        """Device bytes a device row costs beyond that."""
-        return self.rows + self.map_device
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """Slots of one rank, in whole blocks.
-
-    Attributes:
-        logical_slots: N, the null block included.
-        device_slots: D.
-        host_slots: H = N - D.
-        block_size: tokens per block.
-        limit: what binds.
-        token: the bytes it was computed from.
-        device_bytes: M.
-        host_bytes: C.
-    """
-
-    logical_slots: int
-    device_slots: int
-    host_slots: int
-    block_size: int
-    limit: Limit
-    token: TokenBytes
-    device_bytes: int
-    host_bytes: int
-
-    @property
-    def num_blocks(self) -> int:
-        """Logical blocks, the null block included."""
-        return self.logical_slots // self.block_size
-
-    @property
-    def usable_slots(self) -> int:
-        """Logical slots requests can use: the null block's rows are always dead."""
-        return self.logical_slots - self.block_size
-
-    @property
-    def index_key_bytes(self) -> int:
-        """Device bytes of all index keys."""
-        return self.token.index_keys * self.logical_slots
-
-    @property
-    def map_bytes(self) -> int:
-        """Bytes of maps and recency metadata."""
-        return (
-            self.token.map_logical * self.logical_slots + self.token.map_device * self.device_slots
-        )
-
-    @property
-    def used_host_bytes(self) -> int:
-        """Bytes of the host pool; less than C when something else binds."""
-        return self.token.rows * self.host_slots
-
-    def requests(self, length: int) -> int:
-        """Requests of `length` tokens (prompt + output) that fit at once, in whole blocks."""
-        return (self.num_blocks - 1) // -(-length // self.block_size)
-
-    def device_bytes_for_all_host(self, min_device_slots: int) -> int:
-        """Device bytes with which all of C could be used."""
-        host = floor_to(self.host_bytes // self.token.rows, self.block_size)
-        return self.token.per_device_row * min_device_slots + self.token.per_logical * (
-            host + min_device_slots
-        )
-
-
-def floor_to(value: int, multiple: int) -> int:
-    """Largest multiple not above `value`."""
-    return value // multiple * multiple
-
-
-def ceil_to(value: int, multiple: int) -> int:
-    """Smallest multiple not below `value`."""
-    return -(-value // multiple) * multiple
 
 
 def min_device_slots(topk: int, decode_tokens: int, block_size: int) -> int:
     """D_min: one token's selection and one row per token of a decode step, in whole blocks."""
     return ceil_to(topk + decode_tokens, block_size)
+
+
+def host_share(host_bytes: int, ranks: int) -> int:
+    """C of each of the ranks that divide a host budget."""
+    return host_bytes // ranks
 
 
 def fit(

@@ -1,0 +1,1 @@
+"""`vllm-ula plan`: what fits, before any GPU is rented. Arithmetic alone, from `capacity/`."""
