@@ -179,9 +179,9 @@ def sparse_mla(
     out = torch.empty(tokens, heads, latent, dtype=torch.float32, device=queries.device)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=queries.device)
     row_bytes = width * (2 if packed else device.element_size())
-    token_bytes = num_splits(homes.shape[1]) * heads * (latent + 1) * 4
-    token_bytes += staged * homes.shape[1] * row_bytes
-    chunk = max(WORKSPACE_BYTES // max(token_bytes, 1), 1)
+    of_token = num_splits(homes.shape[1]) * heads * (latent + 1) * 4
+    of_token += staged * homes.shape[1] * row_bytes
+    chunk = max(WORKSPACE_BYTES // max(of_token, 1), 1)
     for start in range(0, tokens, chunk):
         part = slice(start, start + chunk)
         _attend(queries[part], device, host, homes[part], scale, staged, out[part], lse[part])

@@ -17,10 +17,18 @@ PLANNERS = {
     "hash_lru": functools.partial(HashLru, num_buckets=1),
     "pb_lru reference": ReferencePbLru,
     "timestamp_lru reference": ReferenceTimestampLru,
-    "pb_lru in kernels": InKernels,
 }
+
+
+# What plans without a planner keeps no contract but that of a whole step.
+RECENCIES = {**PLANNERS, "pb_lru in kernels": InKernels}
 
 
 @pytest.fixture(params=PLANNERS.values(), ids=PLANNERS)
 def planner(request):
+    return request.param
+
+
+@pytest.fixture(params=RECENCIES.values(), ids=RECENCIES)
+def recency(request):
     return request.param

@@ -12,8 +12,8 @@ BLOCK = 4
 
 
 @pytest.fixture
-def rig(planner):
-    rig = Rig(planner, 8, 8, num_layers=3, block_size=BLOCK)
+def rig(recency):
+    rig = Rig(recency, 8, 8, num_layers=3, block_size=BLOCK)
     rig.fill(range(16))
     return rig
 

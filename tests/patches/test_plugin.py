@@ -44,12 +44,12 @@ def test_register_uses_the_kernels_that_were_asked_for(monkeypatch: pytest.Monke
         environment.setenv("TRITON_INTERPRET", "1")
         environment.setenv("VLLM_ULA_KERNELS", "triton")
         plugin.register()
-        assert dispatch.uses_triton(torch.zeros(1))
+        assert dispatch.uses_triton(torch.device("cpu"))
         environment.setenv("VLLM_ULA_KERNELS", "cuda")
         with pytest.raises(ConfigError, match="VLLM_ULA_KERNELS=cuda: must be one of auto"):
             plugin.register()
     plugin.register()
-    assert not dispatch.uses_triton(torch.zeros(1))
+    assert not dispatch.uses_triton(torch.device("cpu"))
 
 
 def test_vllm_is_no_hard_requirement() -> None:
