@@ -52,7 +52,7 @@ def fp32_to_fp8(b_value):
 
 @triton.jit
 def power_of_two_scale(b_largest):
-    """Scale and its inverse of rows whose largest magnitudes, at least `least`, are given."""
+    """Scale and its inverse of rows whose largest magnitudes are given; none may be 0."""
     b_bits = (b_largest * (1.0 / 448.0)).to(tl.int32, bitcast=True)
     b_exponent = (b_bits >> 23) + ((b_bits & 0x7FFFFF) != 0).to(tl.int32)
     b_scale = (b_exponent << 23).to(tl.float32, bitcast=True)

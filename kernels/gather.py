@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_ula.kernels.checks import check
+from vllm_ula.kernels.fp8 import converts_fp8
 from vllm_ula.kernels.fp8_rows import LATENT, ROPE, ROW_BYTES, WIDTH, load_fp8_rows
 from vllm_ula.kernels.rows import as_words, at_home, check_pools, copy_rows, head_of
 from vllm_ula.kernels.variant import Variant
@@ -41,14 +42,21 @@ def _gather_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _gather_unpacked_kernel(
-    p_device, p_host, p_homes, p_rows, num_device, num_rows, ROWS: tl.constexpr
+    p_device,
+    p_host,
+    p_homes,
+    p_rows,
+    num_device,
+    num_rows,
+    ROWS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
 ):
     o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     m_row = o_row < num_rows
     # [ROWS]
     b_home = tl.load(p_homes + o_row, mask=m_row, other=-1)
     p_from = at_home(p_device, p_host, b_home, num_device, ROW_BYTES)
-    b_latent, b_rope = load_fp8_rows(p_from, b_home >= 0)
+    b_latent, b_rope = load_fp8_rows(p_from, b_home >= 0, NATIVE_FP8)
     p_to = p_rows + o_row[:, None] * WIDTH
     tl.store(p_to + tl.arange(0, LATENT)[None, :], b_latent, mask=m_row[:, None])
     tl.store(p_to + LATENT + tl.arange(0, ROPE)[None, :], b_rope, mask=m_row[:, None])
@@ -64,7 +72,14 @@ def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
         rows = torch.empty(*homes.shape, WIDTH.value, dtype=torch.bfloat16, device=device.device)
         if num:
             _gather_unpacked_kernel[(triton.cdiv(num, at_once),)](
-                device, host, homes, rows, device.shape[0], num, ROWS=at_once
+                device,
+                host,
+                homes,
+                rows,
+                device.shape[0],
+                num,
+                ROWS=at_once,
+                NATIVE_FP8=converts_fp8(device),
             )
         return rows
     rows = torch.empty(*homes.shape, device.shape[1], dtype=device.dtype, device=device.device)
@@ -97,12 +112,16 @@ VARIANTS = (
         hot=True,
         wide_loads=True,
     ),
-    Variant(
-        "gather fp8",
-        _gather_unpacked_kernel,
-        _BYTES,
-        {"ROWS": ROWS},
-        hot=True,
-        wide_loads=True,
+    *(
+        Variant(
+            "gather fp8",
+            _gather_unpacked_kernel,
+            _BYTES,
+            {"ROWS": ROWS, "NATIVE_FP8": backend == "cuda"},
+            hot=True,
+            wide_loads=True,
+            backends=(backend,),
+        )
+        for backend in ("cuda", "hip")
     ),
 )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vllm_ula.kernels import dispatch
 from vllm_ula.kernels.checks import check
+from vllm_ula.kernels.fp8 import converts_fp8
 from vllm_ula.kernels.fp8_rows import load_fp8_rows
 from vllm_ula.kernels.merge_splits import MERGES, block, merge_splits
 from vllm_ula.kernels.reference import fp8_rows
@@ -80,6 +81,7 @@ def _attend_kernel(
     ROW: tl.constexpr,
     STAGED: tl.constexpr,
     DOT_TYPE: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
     HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
@@ -127,7 +129,7 @@ def _attend_kernel(
         p_row = at_home(p_device, p_host, b_home, num_device, ROW)
         # [TILE, LATENT_BLOCK] and [TILE, ROPE_BLOCK]: zeros where nothing is selected
         if PACKED:
-            b_row, b_rope = load_fp8_rows(p_row, m_row)
+            b_row, b_rope = load_fp8_rows(p_row, m_row, NATIVE_FP8)
         else:
             m_row_latent = m_row[:, None] & m_latent[None, :]
             b_row = tl.load(p_row[:, None] + o_latent[None, :], mask=m_row_latent, other=0.0)
@@ -231,6 +233,7 @@ def _attend(
         ROW=device.shape[1],
         STAGED=staged,
         DOT_TYPE=tl.float32 if triton.knobs.runtime.interpret else DOT_TYPES[device.dtype],
+        NATIVE_FP8=converts_fp8(device),
         SPLIT=SPLIT,
         TILE=shape.tile,
         HEADS=HEADS,
@@ -259,6 +262,7 @@ def _variants() -> Iterator[Variant]:
             for name, pool, row, staged in kinds:
                 constants = {"TOPK": 2048, "WIDTH": 576, "ROW": row, "STAGED": staged}
                 constants |= {"DOT_TYPE": tl.bfloat16, "SPLIT": SPLIT, "TILE": shape.tile}
+                constants["NATIVE_FP8"] = backend == "cuda"
                 yield Variant(
                     f"sparse_mla {name} {heads}",
                     _attend_kernel,
