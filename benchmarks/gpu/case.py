@@ -1,55 +1,13 @@
-"""What a case is, and what it has at hand."""
+"""What a case is, and what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from benchmarks.gpu.timing import Timer
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large a case is.
-
-    Attributes:
-        requests: that decode at once, one measurement each; divisors of `rows` and `slots`.
-        topk: references of a request.
-        missing: of them not on the device, in cases of the map.
-        rows: device rows D.
-        slots: logical slots N.
-        width: bytes of a row.
-        layers: of a domain.
-    """
-
-    requests: tuple[int, ...]
-    topk: int
-    missing: int
-    rows: int
-    slots: int
-    width: int
-    layers: int
-
-
-# 13 % missing: what B = 4,096 hot rows a request miss (arXiv 2608.07009).
-REAL = Sizes((64, 256), 2048, 266, 2**20, 2**22, 656, 4)
-DRY = Sizes((2, 4), 32, 4, 512, 2048, 656, 4)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The machine and the sizes: a GPU and the real ones, or a CPU and tiny ones."""
-
-    device: torch.device
-    sizes: Sizes
-    timer: Timer
-
-    def generator(self, seed: int) -> torch.Generator:
-        """Reproducible numbers on the device."""
-        return torch.Generator(self.device).manual_seed(seed)
+from benchmarks.gpu.bench import Bench
 
 
 @dataclass(frozen=True)
@@ -112,7 +70,30 @@ def expect_equal(what: str, ours: Tensor, reference: Tensor) -> None:
         )
 
 
+def expect_close(what: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+    """Raise Mismatch unless both differ by at most `bound`; NaN is close to nothing."""
+    # An infinity is close to itself, though their difference is NaN.
+    far = (ours != reference) & ~((ours - reference).abs() <= bound)
+    if far.any():
+        first = tuple(far.nonzero()[0].tolist())
+        raise Mismatch(
+            f"{what}: {int(far.sum())} of {ours.numel()} values differ by more than {bound:.2g},"
+            f" first at {first}: {ours[first].item()}, its reference says"
+            f" {reference[first].item()}"
+        )
+
+
 def expect(condition: bool | Tensor, what: str) -> None:
     """Raise Mismatch unless it holds."""
     if not bool(condition):
         raise Mismatch(what)
+
+
+def share(num_bytes: float, us: float, bandwidth: float) -> float:
+    """Which part of a bandwidth in bytes a second it is to move so many in so many microseconds."""
+    return num_bytes / us * 1e6 / bandwidth
+
+
+def references(bench: Bench, requests: int) -> str:
+    """The size of a call of so many requests."""
+    return f"{requests} x {bench.sizes.topk:,}"

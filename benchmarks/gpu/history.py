@@ -8,12 +8,13 @@ The calls together fetch fewer rows than are old, so whoever gives up old rows f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.case import Bench
+from benchmarks.gpu.bench import Bench
 
 CLOCK = 100
 NUM_CALLS = 3
@@ -30,6 +31,7 @@ class History:
             position in the request.
         order: int32 `[requests, R]`, least recently used first.
         slots: int64 `[requests, topk]` of each call; request i has slots from `i * positions`.
+        written: int64 `[requests]` of each call that writes: on the host, selected by none.
         positions: logical slots of a request.
         missing: rows each call misses, all requests together.
     """
@@ -39,6 +41,7 @@ class History:
     held: Tensor
     order: Tensor
     slots: list[Tensor]
+    written: list[Tensor]
     positions: int
     missing: int
 
@@ -80,19 +83,52 @@ def history(bench: Bench, requests: int, device_rows: int | None = None) -> Hist
     stamp = torch.empty_like(row)
     stamp[row.long()] = stamps.flatten()
     place = shuffled(requests, num_rows)
-    slots = []
+    slots, written = [], []
+    first_written = num_rows + NUM_CALLS * sizes.missing
     for call in range(NUM_CALLS):
         hits = num_old + shuffled(requests, num_rows - num_old)[:, :num_hits]
         start = num_rows + call * sizes.missing
         misses = torch.arange(start, start + sizes.missing, device=device).expand(requests, -1)
         which = torch.cat([hits, misses], 1).gather(1, shuffled(requests, sizes.topk))
         slots.append(position.gather(1, which) + first)
+        written.append(position[:, first_written + call] + first.squeeze(1))
     return History(
         home=home,
         stamp=stamp,
         held=torch.empty_like(stamps).scatter_(1, place, position[:, :num_rows].int()),
         order=torch.empty_like(stamps).scatter_(1, place, stamps).argsort(1).int(),
         slots=slots,
+        written=written,
         positions=num_positions,
         missing=requests * sizes.missing,
     )
+
+
+def us_a_call(
+    bench: Bench,
+    state: Sequence[Tensor],
+    run: Callable[..., object],
+    *arguments: Sequence[Tensor],
+) -> float:
+    """Median microseconds of one of some calls, run one after the other from the same state.
+
+    Args:
+        bench: whose timer measures.
+        state: what the calls change; it is as before, afterwards too.
+        run: a call.
+        arguments: of each call; for one that takes several, several sequences.
+    """
+    saved = [tensor.clone() for tensor in state]
+    calls = list(zip(*arguments, strict=True))
+
+    def restore() -> None:
+        for tensor, was in zip(state, saved, strict=True):
+            tensor.copy_(was)
+
+    def run_all() -> None:
+        for call in calls:
+            run(*call)
+
+    us = bench.timer.median_us(run_all, restore)
+    restore()
+    return us / len(calls)

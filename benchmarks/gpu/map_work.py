@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.case import Bench, expect
+from benchmarks.gpu.bench import BLOCK_SIZE, Bench
+from benchmarks.gpu.case import expect, expect_equal
 from benchmarks.gpu.history import CLOCK, History
-from tests.kernels.agreement import differences
+from tests.kernels.agreement import copy_map, differences
 from vllm_ula.kernels import tables
+from vllm_ula.kernels.bury import bury
 from vllm_ula.kernels.claim import claim
 from vllm_ula.kernels.dispatch import references
 from vllm_ula.kernels.remap import remap
@@ -22,7 +24,7 @@ AGE = "admitted"
 
 
 class MapWork:
-    """The operations of `planning/kernels.py`, of calls that decode and write nothing.
+    """The operations of `planning/kernels.py`, of calls that decode.
 
     Args:
         past: home and stamps are copied.
@@ -54,25 +56,32 @@ class MapWork:
         mine = self.tables
         return [mine.home, mine.owner, mine.live, mine.stamp, mine.edges, mine.state, mine.totals]
 
-    def call(self, slots: Tensor) -> CallTables:
-        """A call of decode tokens that select `slots`, int64 `[T, k]`."""
+    def call(self, slots: Tensor, written: Tensor | None = None) -> CallTables:
+        """A call of decode tokens that select `slots`, int64 `[T, k]`, and write `written`."""
         decode = torch.ones(len(slots), dtype=torch.bool, device=slots.device)
-        nothing = self._nothing
-        return CallTables.of(nothing, nothing.bool(), slots, decode, self.tables.num_device)
+        if written is None:
+            written = self._nothing
+        by_decode = torch.ones_like(written, dtype=torch.bool)
+        return CallTables.of(written, by_decode, slots, decode, self.tables.num_device)
 
-    def plan(self, slots: Tensor) -> CallTables:
-        """Plan and complete a call."""
-        call = self.call(slots)
+    def begin(self, slots: Tensor, written: Tensor | None = None) -> CallTables:
+        """Plan a call: it says what has to move."""
+        call = self.call(slots, written)
         seat(self.tables, call, AGE)
         claim(self.tables, call)
         touch(self.tables, call)
         victims(self.tables, call)
+        return call
+
+    def plan(self, slots: Tensor) -> CallTables:
+        """Plan and complete a call that writes nothing."""
+        call = self.begin(slots)
         remap(self.tables, call)
         return call
 
 
 def check_map_work(bench: Bench, past: History) -> None:
-    """Each operation against its reference, call after call; all hits are hits."""
+    """Each operation against its reference, call after call; all hits are hits. Then deaths."""
     work = MapWork(past)
     for slots in past.slots:
         call = work.call(slots)
@@ -83,3 +92,9 @@ def check_map_work(bench: Bench, past: History) -> None:
             references[name](work.tables, call, *arguments)
         fetched = int(work.tables.num_exchanged)
         expect(fetched == past.missing, f"{fetched} rows fetched, not {past.missing}")
+    blocks = torch.arange(0, bench.sizes.slots // BLOCK_SIZE, 3, device=bench.device)
+    expected = copy_map(work.tables)
+    references["bury"](blocks, BLOCK_SIZE, expected)
+    bury(blocks, BLOCK_SIZE, work.tables)
+    expect_equal("bury: live", work.tables.live, expected.live)
+    expect_equal("bury: stamp", work.tables.stamp, expected.stamp)

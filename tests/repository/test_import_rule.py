@@ -211,12 +211,15 @@ def test_control_what_is_allowed_is_not_found(tmp_path, path, source):
 
 # What a result must be is said once, for the suite and for the machine with a GPU.
 SHARED = "tests.kernels.agreement"
+# What an engine has beside kernels when it exchanges rows: measured as it is.
+ENGINE_PARTS = ("vllm_ula.pools", "vllm_ula.streams")
 GPU_BENCHMARKS = (
     "torch",
     "triton",
     "benchmarks.gpu",
     SHARED,
     *(f"vllm_ula.{peer}" for peer in PEERS["kernels"]),
+    *ENGINE_PARTS,
 )
 
 
@@ -236,6 +239,35 @@ def test_benchmarks_of_a_gpu_need_torch_and_triton_alone():
     assert files
     files.append(ROOT / f"{SHARED.replace('.', '/')}.py")
     assert {file.name: found for file in files if (found := foreign(file.read_text()))} == {}
+
+
+def third_parties(module: str) -> set[str]:
+    """Distributions that a module of vllm_ula needs, through other modules of it too."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    new = {module}
+    while new:
+        name = new.pop()
+        path = PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        if name in seen or not path.exists():  # a module's attribute is no module
+            continue
+        seen.add(name)
+        for imported in imports(path.read_text(), name.rpartition(".")[0]):
+            top = imported.name.partition(".")[0]
+            if top == "vllm_ula":
+                new |= {imported.name, imported.name.rpartition(".")[0]}
+            elif top not in sys.stdlib_module_names:
+                found.add(top)
+    return found
+
+
+@pytest.mark.parametrize("module", ENGINE_PARTS)
+def test_parts_of_an_engine_that_a_gpu_measures_need_torch_alone(module):
+    assert third_parties(module) <= {"torch"}
+
+
+def test_control_what_a_module_needs_through_others_is_found():
+    assert third_parties("vllm_ula.step") >= {"numpy", "torch"}
 
 
 @pytest.mark.parametrize("name", ["numpy", "benchmarks.arm", "vllm_ula.planner", "tqdm"])
