@@ -24,8 +24,8 @@ from vllm_ula.planning import Planning
 from vllm_ula.planning.make import planning_maker, plans_with_kernels
 from vllm_ula.pools import HostPool
 from vllm_ula.records import LayerRows
-from vllm_ula.step import Domain
-from vllm_ula.streams import make_lane
+from vllm_ula.step import Domain, prepare
+from vllm_ula.streams import make_lane, upload
 
 logger = init_logger("vllm.vllm_ula")
 
@@ -102,6 +102,8 @@ class UlaWorker:
         self._recorder = make_recorder(
             self._vllm_config, self._config, self._capacity, self.domains
         )
+        for domain in self.domains:
+            prepare(domain)
         self._bind()
 
     def _bind(self) -> None:
@@ -136,6 +138,7 @@ class UlaWorker:
             self._recorder.begin_step(metadata.sequences, metadata.dead_blocks)
         if metadata.dead_blocks:
             blocks = torch.tensor(metadata.dead_blocks, dtype=torch.int64)
+            blocks = upload(blocks, self.domains[0].residency.home.device)
             for domain in self.domains:
                 domain.planning.bury(blocks, self._capacity.block_size)
 
@@ -146,12 +149,17 @@ class UlaWorker:
             self.check_integrity()
 
     def stats(self) -> UlaStats:
-        """What happened since the last call; rows are counted at rest and a few times a second."""
+        """What happened since the last call.
+
+        Rows are counted at rest and a few times a second; on a GPU, which it has to wait for, a few
+        times a minute.
+        """
         now = time.monotonic()
-        at_rest = not any(domain.counts.selected for domain in self.domains)
+        lag = any(domain.planning.counts_lag for domain in self.domains)
+        at_rest = not lag and not any(domain.counts.selected for domain in self.domains)
         with_rows = at_rest or now >= self._next_row_count
         if with_rows:
-            self._next_row_count = now + ROW_COUNT_SECONDS
+            self._next_row_count = now + ROW_COUNT_SECONDS * (60 if lag else 1)
         return UlaStats.collect(self.domains, self._num_leases, with_rows)
 
     def check_integrity(self) -> None:

@@ -14,7 +14,7 @@ from vllm_ula.kernels.variant import Variant
 SLOTS = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _bury_kernel(
     p_blocks, p_home, p_live, p_stamp, num_slots, num_device, block_size, SLOTS: tl.constexpr
 ):
@@ -56,7 +56,7 @@ VARIANTS = (
             "p_home": "*i32:16",
             "p_live": "*i1:16",
             "p_stamp": "*i32:16",
-            "num_slots": "i32:16",
+            "num_slots": "i32",
             "num_device": "i32:16",
             "block_size": "i32:16",
         },

@@ -6,14 +6,14 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
-from vllm_ula.kernels.tables import CallTables, MapTables
+from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
 CLOCK = tl.constexpr(layout.CLOCK)
 PLACED = tl.constexpr(layout.PLACED)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _claim_kernel(p_marks, p_selection, p_decode, num_entries, width, BLOCK: tl.constexpr):
     i_token = tl.program_id(0).to(tl.int64)
     o_entry = i_token * width + tl.arange(0, BLOCK)
@@ -25,7 +25,7 @@ def _claim_kernel(p_marks, p_selection, p_decode, num_entries, width, BLOCK: tl.
     tl.atomic_max(p_marks + b_slot, b_claim, mask=b_slot >= 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _count_kernel(
     p_home,
     p_stamp,
@@ -68,7 +68,7 @@ def claim(tables: MapTables, call: CallTables) -> None:
     num_tokens, width = call.selection.shape
     if not num_tokens:
         return
-    block = triton.next_power_of_2(max(width, 1))
+    block = block_of(width)
     num_warps = 4 if block <= 1024 else 8
     _claim_kernel[(num_tokens,)](
         tables.marks,
@@ -102,7 +102,7 @@ VARIANTS = (
     Variant(
         "claim",
         _claim_kernel,
-        {"p_marks": "*i32:16", **_SELECTION, "num_entries": "i32:16", "width": "i32:16"},
+        {"p_marks": "*i32:16", **_SELECTION, "num_entries": "i32", "width": "i32:16"},
         {"BLOCK": 2048},
         num_warps=8,
         hot=True,
@@ -119,7 +119,7 @@ VARIANTS = (
             **_SELECTION,
             "p_wanted": "*i32:16",
             "p_missing": "*i32:16",
-            "num_entries": "i32:16",
+            "num_entries": "i32",
             "num_device": "i32:16",
             "width": "i32:16",
         },

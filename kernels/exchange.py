@@ -25,7 +25,7 @@ MAX_PROGRAMS = 64
 WORDS = {1: tl.int8, 2: tl.int16}  # by alignment in bytes; int32 from 4 on
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cap"])
 def _exchange_kernel(
     p_rows,
     p_victims,
@@ -149,7 +149,7 @@ VARIANTS = tuple(
             "p_vacated": "*i64:16",
             "p_fetch": "*i1:16",
             "p_write_back": "*i1:16",
-            "p_num": "*i32:16",
+            "p_num": "*i32",
             "cap": "i32",
         },
         _constants(row_bytes, 16),

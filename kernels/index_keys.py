@@ -16,7 +16,7 @@ from vllm_ula.kernels.variant import Variant
 ROWS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"])
 def _store_index_keys_kernel(
     p_cache,
     p_scales,

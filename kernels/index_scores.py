@@ -17,7 +17,7 @@ from vllm_ula.kernels.variant import Variant
 BLOCK, PART = 128, 512
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _index_scores_kernel(
     p_queries,
     p_weights,

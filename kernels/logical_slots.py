@@ -14,7 +14,7 @@ from vllm_ula.kernels.variant import Variant
 BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _logical_slots_kernel(
     p_positions,
     p_request,

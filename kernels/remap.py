@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
-from vllm_ula.kernels.tables import CallTables, MapTables
+from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
 CLOCK = tl.constexpr(layout.CLOCK)
@@ -52,6 +52,7 @@ def _swap_kernel(
         b_victim = tl.load(p_victims + o_entry, mask=m_entry, other=0)
         b_vacated = tl.load(p_vacated + o_entry, mask=m_entry, other=0)
         b_outgoing = tl.load(p_owner + b_victim, mask=m_entry, other=0)
+        tl.debug_barrier()  # all have read owners before one of them changes, whoever that is
         tl.store(p_home + b_outgoing, (b_vacated + num_device).to(tl.int32), mask=m_entry)
         tl.store(p_home + b_incoming, b_victim.to(tl.int32), mask=m_entry)
         tl.store(p_owner + b_victim, b_incoming.to(tl.int32), mask=m_entry)
@@ -70,7 +71,7 @@ def _swap_kernel(
         tl.atomic_add(p_state + ADMITTED, num, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries", "num_written", "num_tokens"])
 def _settle_kernel(
     p_home,
     p_live,
@@ -142,7 +143,7 @@ def remap(tables: MapTables, call: CallTables) -> None:
             tables.num_device,
             BLOCK=BLOCK,
         )
-    block = max(triton.next_power_of_2(width), 64)
+    block = block_of(width)
     programs = num_tokens + triton.cdiv(num_written, block)
     if programs:
         _settle_kernel[(programs,)](
@@ -202,7 +203,7 @@ VARIANTS = (
             "p_selection": "*i64:16",
             "p_selected_homes": "*i64:16",
             "p_decode": "*i1:16",
-            "num_entries": "i32:16",
+            "num_entries": "i32",
             "num_written": "i32",
             "num_tokens": "i32",
             "num_device": "i32:16",

@@ -26,7 +26,7 @@ PLACED = tl.constexpr(layout.PLACED)
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_written"])
 def _seat_kernel(
     p_home,
     p_stamp,

@@ -16,8 +16,8 @@ rows hit, miss or move: numbers are entries of `state`, and lists have the lengt
     roles[l]                WRITTEN, PLACED: rows on the host that the call writes; 0 between calls
 
 Stamps are a word a row and not a bitmap a bucket: a hit is one store, no bit has to leave an older
-bucket, the end of a period moves nothing, and reading all of them costs 4 D bytes, less than the
-bitmaps of 64 buckets.
+bucket, the end of a period moves nothing, and the two passes of `victims` read 8 D bytes, as many
+as the bitmaps of 64 buckets take.
 """
 
 from __future__ import annotations
@@ -144,6 +144,25 @@ class MapTables:
         torch.add(call * 2, dead, out=self.stamp)
 
 
+class Buffers:
+    """Memory for the outputs of calls, one after the other: it grows to the largest of them.
+
+    Args:
+        device: where it lies.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: dict[str, Tensor] = {}
+
+    def empty(self, name: str, num: int, dtype: torch.dtype) -> Tensor:
+        """`num` elements, `[num]`, until the same name is asked for again."""
+        found = self._buffers.get(name)
+        if found is None or found.numel() < num:
+            found = self._buffers[name] = torch.empty(num, dtype=dtype, device=self.device)
+        return found[:num]
+
+
 @dataclass(frozen=True)
 class CallTables:
     """One forward call: what it asks, and what becomes of it; operations trust what `of` checked.
@@ -187,8 +206,17 @@ class CallTables:
         selection: Tensor,
         decode: Tensor,
         num_device: int,
+        buffers: Buffers | None = None,
     ) -> CallTables:
         """Tables of a call, with room for its worst case.
+
+        Args:
+            written: see above, as the next three.
+            written_by_decode: of the call.
+            selection: of the call.
+            decode: of the call.
+            num_device: device rows D.
+            buffers: where the outputs lie; None for memory of their own.
 
         Raises:
             TypeError, ValueError: an argument is not what operations read it as.
@@ -202,21 +230,28 @@ class CallTables:
             raise ValueError(f"{selection.numel()} entries, expected at most {MAX_ENTRIES}")
         most = min(selection.numel() + written.numel(), num_device)
 
-        def empty(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
+        empty = (buffers or Buffers(device)).empty
         return cls(
             written,
             written_by_decode,
             selection,
             decode,
-            empty(torch.int64, written.numel()),
-            empty(torch.int64, *selection.shape),
-            empty(torch.int32, num_tokens),
-            empty(torch.int32, num_tokens),
-            empty(torch.int64, most),
-            empty(torch.bool, most),
-            empty(torch.int64, most),
-            empty(torch.int64, most),
-            empty(torch.bool, most),
+            empty("written_homes", written.numel(), torch.int64),
+            empty("selected_homes", selection.numel(), torch.int64).view(selection.shape),
+            empty("wanted", num_tokens, torch.int32),
+            empty("missing", num_tokens, torch.int32),
+            empty("incoming", most, torch.int64),
+            empty("fetch", most, torch.bool),
+            empty("victims", most, torch.int64),
+            empty("vacated", most, torch.int64),
+            empty("write_back", most, torch.bool),
         )
+
+
+def block_of(width: int) -> int:
+    """Entries a program takes at once, of a selection of that width.
+
+    No fewer than a program has threads: those to spare would repeat entries of others, and read
+    what these have changed already.
+    """
+    return max(1 << (width - 1).bit_length() if width else 1, 256)

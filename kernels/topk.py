@@ -27,7 +27,7 @@ TOKENS = 64 if triton.knobs.runtime.interpret else 1
 
 @triton.jit
 def _tokens(p_position, num_tokens, width, TOKENS: tl.constexpr, PART: tl.constexpr):
-    """Tokens of a program, its first position, and for each token its last but one."""
+    """Tokens of a program, its first position, and for each token the position after its last."""
     i_token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     start = tl.program_id(1) * PART
     b_stop = tl.load(p_position + i_token, mask=i_token < num_tokens, other=-1).to(tl.int32) + 1
@@ -69,7 +69,7 @@ def _threshold(p_bins, i_token, num_tokens, k, BYTES: tl.constexpr):
     return b_found, b_vacant
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "width"])
 def _count_bytes_kernel(
     p_scores,
     p_position,
@@ -100,7 +100,7 @@ def _count_bytes_kernel(
         tl.atomic_add(p_bin, b_count, mask=b_count > 0, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "width"])
 def _count_parts_kernel(
     p_scores,
     p_position,
@@ -129,7 +129,7 @@ def _count_parts_kernel(
     tl.store(p_equal + o_part, b_equal, mask=i_token < num_tokens)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "width"])
 def _select_kernel(
     p_scores,
     p_position,

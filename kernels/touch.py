@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
-from vllm_ula.kernels.tables import CallTables, MapTables
+from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
 CLOCK = tl.constexpr(layout.CLOCK)
@@ -24,7 +24,7 @@ TOKENS = 1024  # whose counts are summed at a time: more than the decode tokens 
 WRITES = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def _touch_kernel(
     p_home,
     p_stamp,
@@ -81,7 +81,7 @@ def _touch_kernel(
             tl.atomic_max(p_state + NUM_MISSING, num_missing, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries", "num_written", "most"])
 def _append_kernel(
     p_state,
     p_marks,
@@ -124,7 +124,7 @@ def _append_kernel(
 def touch(tables: MapTables, call: CallTables) -> None:
     """See `reference/touch.py`."""
     num_tokens, width = call.selection.shape
-    block = triton.next_power_of_2(max(width, 1))
+    block = block_of(width)
     if num_tokens:
         _touch_kernel[(num_tokens,)](
             tables.home,
@@ -180,7 +180,7 @@ VARIANTS = (
             "p_wanted": "*i32:16",
             "p_missing": "*i32:16",
             **_LISTS,
-            "num_entries": "i32:16",
+            "num_entries": "i32",
             "num_device": "i32:16",
             "width": "i32:16",
         },
@@ -198,11 +198,11 @@ VARIANTS = (
             "p_written": "*i64:16",
             "p_written_homes": "*i64:16",
             **_LISTS,
-            "num_entries": "i32:16",
+            "num_entries": "i32",
             "num_written": "i32",
             "num_device": "i32:16",
             "width": "i32:16",
-            "most": "i32:16",
+            "most": "i32",
         },
         {"BLOCK": WRITES},
         hot=True,

@@ -13,7 +13,7 @@ from vllm_ula.kernels.variant import Variant
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots"])
 def _translate_kernel(p_home, p_slots, p_homes, num_slots, BLOCK: tl.constexpr):
     o_slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     m_slot = o_slot < num_slots

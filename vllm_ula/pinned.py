@@ -98,8 +98,11 @@ class Pinned:
         self.view = torch.empty(0, dtype=torch.uint8)
         if not self._chunks:
             return
-        self._runtime.synchronize()
         errors = []
+        try:
+            self._runtime.synchronize()
+        except RuntimeError as error:  # of a kernel that failed before
+            errors.append(error)
         while self._chunks:
             try:
                 self._runtime.unregister(self._chunks.pop())

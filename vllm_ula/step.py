@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vllm_ula.kernels import dispatch
 from vllm_ula.planning import Planning
-from vllm_ula.records import Call, Counts, Exchange, Homes, LayerRows
+from vllm_ula.records import Call, Counts, DeviceSlots, Exchange, Homes, HostSlots, LayerRows
 from vllm_ula.residency import Residency
 from vllm_ula.streams import CopyLane
 from vllm_ula.transfer import transfer
@@ -92,10 +92,25 @@ def run(domain: Domain, call: Call) -> Homes:
     transferred = time.perf_counter()
     domain.homes = domain.planning.complete(call, plan)
     completed = time.perf_counter()
-    if domain.count().exchanges:
-        domain.transfer_seconds.append(transferred - planned)
-    domain.plan_seconds.append(planned - start + completed - transferred)
+    if (
+        not domain.planning.counts_lag
+    ):  # a device is at work still: these would be times of launches
+        if domain.count().exchanges:
+            domain.transfer_seconds.append(transferred - planned)
+        domain.plan_seconds.append(planned - start + completed - transferred)
     return domain.homes
+
+
+def prepare(domain: Domain) -> None:
+    """Move nothing once, so that a device knows where rows lie before a graph is captured."""
+    where = domain.residency.home.device
+    if where.type == "cpu":
+        return
+    slot, no = torch.zeros(1, dtype=torch.int64, device=where), torch.zeros(1, device=where)
+    none = Exchange(slot, DeviceSlots(slot), HostSlots(slot), no.bool(), no.bool(), no.int())
+    _move(domain, none)
+    if domain.lane is not None:
+        domain.lane.join()
 
 
 def _move(domain: Domain, exchange: Exchange) -> None:

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 
 class Stream(Protocol):
@@ -111,3 +112,10 @@ class CudaStreams:
 def make_lane(device: torch.device) -> CopyLane | None:
     """The lane of a rank whose rows are on `device`; None where program order is enough."""
     return CopyLane(CudaStreams(device)) if device.type == "cuda" else None
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """Host memory on the device; nothing waits, as it would for memory that is not pinned."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

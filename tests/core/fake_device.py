@@ -99,6 +99,8 @@ class DevicePlanning:
     on a GPU: a copy that still reads them when the next plan arrives moves the wrong rows.
     """
 
+    counts_lag = False
+
     def __init__(self, planning, device, exchange):
         self.planning, self.device, self.exchange = planning, device, exchange
         self.residency = planning.residency

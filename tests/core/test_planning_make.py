@@ -5,12 +5,12 @@ import torch
 
 from vllm_ula.config import UlaConfig
 from vllm_ula.errors import ConfigError
-from vllm_ula.kernels import dispatch, tables
+from vllm_ula.kernels import dispatch
+from vllm_ula.map_bytes import map_bytes
 from vllm_ula.planner import BucketAge
 from vllm_ula.planning.compiled import CompiledPlanning
 from vllm_ula.planning.kernels import KernelPlanning
 from vllm_ula.planning.make import check_planner, planning_maker, plans_with_kernels
-from vllm_ula.residency import MAP_BYTES_PER_DEVICE_SLOT, MAP_BYTES_PER_LOGICAL_SLOT
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -51,12 +51,11 @@ def test_maps_on_a_gpu_are_planned_there_whosever_kernels_run(monkeypatch):
 def test_what_is_charged_is_what_tables_take(in_triton):
     num_device, num_host = 64, 192
     mine = planning_maker(UlaConfig(), num_device, num_host, CPU)().tables
-    per_logical = mine.home.nbytes + mine.live.nbytes
-    assert per_logical == MAP_BYTES_PER_LOGICAL_SLOT * (num_device + num_host)
-    assert mine.owner.nbytes == MAP_BYTES_PER_DEVICE_SLOT * num_device
-    assert mine.stamp.nbytes == tables.BYTES_PER_DEVICE_SLOT * num_device
-    scratch = mine.marks.nbytes + mine.roles.nbytes
-    assert scratch == tables.SCRATCH_BYTES_PER_LOGICAL_SLOT * (num_device + num_host)
+    charged = map_bytes("pb_lru", with_kernels=True)
+    num_logical = num_device + num_host
+    assert mine.home.nbytes + mine.live.nbytes == charged.logical * num_logical
+    assert mine.owner.nbytes + mine.stamp.nbytes == charged.device * num_device
+    assert mine.marks.nbytes + mine.roles.nbytes == charged.scratch * num_logical
 
 
 @pytest.mark.parametrize("planner", ["timestamp_lru", "hash_lru"])

@@ -1,7 +1,8 @@
 """A call begins."""
 
 import pytest
-from kernels.agreement import copy_call, differences
+import torch
+from kernels.agreement import differences
 from kernels.histories import AGE, SIZES, before
 from kernels.stories import CLOCK, story_call, story_map
 
@@ -44,17 +45,5 @@ def test_rows_on_the_device_are_revived_and_rows_on_the_host_get_room_in_order()
     assert int(mine.state[tables.ADMITTED]) == int(mine.state[tables.CURRENT]) == 1
 
 
-def test_control_a_swapped_row_is_found():
-    mine = story_map([0, 1, 2], 4)
-    call = story_call(mine, write=[3, 4], by_decode=[True, False])
-    swapped = copy_call(call)
-    swapped.written.copy_(call.written.flip(0))
-    assert differences("seat", mine, call, AGE) == []
-    seat(mine, swapped, AGE)
-    assert swapped.written_homes.tolist() == [4, 3]
-
-
 def _ints(*values):
-    import torch
-
     return torch.tensor(values, dtype=torch.int32)

@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 from vllm_ula.kernels import dispatch
+from vllm_ula.streams import upload
 
 
 @dataclass
@@ -88,24 +89,22 @@ class UlaMetadataBuilder(AttentionMetadataBuilder[UlaMetadata]):
         starts = common.query_start_loc_cpu[: num_requests + 1].long()
         query_lens = starts.diff()
         request = torch.repeat_interleave(torch.arange(num_requests), query_lens)
-        offset = torch.arange(len(request)) - starts[request]
+        from_end = torch.arange(len(request)) - starts[1:][request]
         decode = (query_lens <= self.max_decode_query_len)[request]
-        padding = num_tokens - int(starts[-1])
-        if padding:
-            request = torch.cat((request, torch.full((padding,), -1)))
-            offset = torch.cat((offset, torch.zeros(padding, dtype=torch.int64)))
-            decode = torch.cat((decode, torch.ones(padding, dtype=torch.bool)))
+        # Padding tokens are nobody's, and no part of a prefill.
+        host = torch.full((3, num_tokens), -1)
+        host[:, : len(request)] = torch.stack((request, from_end, decode.long()))
+        request, from_end, decode = upload(host, self.device)
         # Lengths are asked of the device alone: with asynchronous drafts the host does not know.
-        request, offset = request.to(self.device), offset.to(self.device)
-        computed = common.seq_lens[:num_requests].long() - query_lens.to(self.device)
-        position = (computed[request.clamp_min(0)] + offset).masked_fill_(request < 0, -1)
+        lengths = common.seq_lens[:num_requests].long()
+        position = (lengths[request.clamp_min(0)] + from_end).masked_fill_(request < 0, -1)
         return UlaMetadata(
             num_actual_tokens=num_tokens,
             slot_mapping=common.slot_mapping[:num_tokens].long(),
             block_table=common.block_table_tensor,
             request_of_token=request,
             position_of_token=position,
-            decode=decode.to(self.device),
+            decode=decode != 0,
             has_prefill=bool((query_lens > self.max_decode_query_len).any()),
             max_length=common.max_seq_len,
             block_size=self.block_size,

@@ -51,7 +51,8 @@ class RowStore:
         if not self.serving():
             return self.domain.residency.translate(metadata.selection(topk))
         if pending is None:
-            pending = Pending(self.rows.device[:0], torch.empty(0, dtype=torch.int64))
+            nothing = self.rows.device[:0]
+            pending = Pending(nothing, torch.empty(0, dtype=torch.int64, device=nothing.device))
         num = metadata.num_actual_tokens  # a piecewise graph pads rows, and metadata not
         rows, slots = pending.rows[:num], pending.slots[:num]
         if self.layer == 0:

@@ -107,13 +107,23 @@ class Planning(ABC):
             Where the rows of the call live now, valid as long as the plan.
         """
 
+    @property
+    def counts_lag(self) -> bool:
+        """Whether the host learns of counts late, and asking for them costs a copy."""
+        return False
+
     @abstractmethod
     def counted(self) -> Counts:
         """What calls counted, in rows, since this was last asked; a device may lag behind."""
 
     @abstractmethod
     def bury(self, blocks: Tensor, block_size: int) -> None:
-        """Nobody reads these blocks (int64 `[m]`, distinct) again before writing them."""
+        """Nobody reads these blocks again before writing them.
+
+        Args:
+            blocks: int64 `[m]`, distinct, where the map lives.
+            block_size: tokens per block.
+        """
 
     @abstractmethod
     def check_integrity(self) -> None:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from vllm_ula.errors import IntegrityError
 from vllm_ula.kernels import dispatch, tables
-from vllm_ula.kernels.tables import CallTables, MapTables
+from vllm_ula.kernels.tables import Buffers, CallTables, MapTables
 from vllm_ula.planner import BucketAge
 from vllm_ula.planning.base import Planning
 from vllm_ula.records import Call, CallPlan, Counts, DeviceSlots, Exchange, Homes, HostSlots
@@ -33,10 +33,12 @@ class Marks:
     Attributes:
         claims: int32 `[N]`, all 0 between calls.
         roles: uint8 `[N]`, all 0 between calls.
+        buffers: of the call's lists and homes.
     """
 
     claims: Tensor
     roles: Tensor
+    buffers: Buffers
 
     @classmethod
     def of(cls, residency: Residency) -> Marks:
@@ -45,6 +47,7 @@ class Marks:
         return cls(
             torch.zeros(num, dtype=torch.int32, device=device),
             torch.zeros(num, dtype=torch.uint8, device=device),
+            Buffers(device),
         )
 
 
@@ -67,6 +70,7 @@ class KernelPlanning(Planning):
     ) -> None:
         super().__init__(residency)
         self.bucket_age = bucket_age
+        self._buffers = marks.buffers
         self.tables = MapTables.of(
             residency.home,
             residency.owner,
@@ -92,6 +96,7 @@ class KernelPlanning(Planning):
             call.selection,
             call.decode,
             self.residency.num_device,
+            self._buffers,
         )
         dispatch.seat(self.tables, asked, self.bucket_age.value)
         dispatch.claim(self.tables, asked)
@@ -114,6 +119,11 @@ class KernelPlanning(Planning):
         self._call = None
         return plan.homes
 
+    @property
+    @override
+    def counts_lag(self) -> bool:
+        return self.tables.home.is_cuda
+
     @override
     def counted(self) -> Counts:
         totals = self._totals.latest()
@@ -132,7 +142,7 @@ class KernelPlanning(Planning):
 
     @override
     def bury(self, blocks: Tensor, block_size: int) -> None:
-        dispatch.bury(blocks.to(self.tables.home.device), block_size, self.tables)
+        dispatch.bury(blocks, block_size, self.tables)
 
     @override
     def check_integrity(self) -> None:
