@@ -120,6 +120,19 @@ def test_every_chunk_is_released_even_if_one_fails():
     held.close()
 
 
+def test_every_chunk_is_released_even_if_a_kernel_failed_before(monkeypatch):
+    runtime, memory = FakeRuntime(), numbered(2 * CHUNK)
+
+    def synchronize():
+        raise RuntimeError("unspecified launch failure (719)")
+
+    held = Pinned(memory, runtime)
+    monkeypatch.setattr(runtime, "synchronize", synchronize)
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        held.close()
+    assert runtime.registered == {}
+
+
 def test_the_third_chunk_refused_gives_the_first_two_back(monkeypatch):
     limits = [f"RLIMIT_MEMLOCK is {CHUNK} bytes", "the cgroup's memory limit is 3 bytes"]
     asked = []
