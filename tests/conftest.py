@@ -14,7 +14,7 @@ BUDGET_S = {
     "repository": 20,
     "core": 180,
     "kernels": 360,
-    "v2_runner": 300,
+    "v2_runner": 360,
     "traces": 60,
     "reference": 60,
     "replay": 60,

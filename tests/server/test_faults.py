@@ -75,7 +75,7 @@ import psutil
 from vllm import LLM, SamplingParams
 
 import vllm_ula
-from vllm_ula.connectors import worker
+from vllm_ula.planning import make
 from vllm_ula.residency import Residency
 
 resident = []
@@ -103,7 +103,7 @@ def start(host_gib):
 
 measure()
 error = ""
-with mock.patch.object(worker, "Residency", one_map):
+with mock.patch.object(make, "Residency", one_map):
     try:
         start(1)
     except MemoryError as raised:

@@ -27,10 +27,10 @@ POOLS = {"device_slots": 144, "host_gib": 0.05}
 SIZES = {"max_num_seqs": 4, "max_model_len": 256, "max_num_batched_tokens": 64}
 FIRST, SECOND, THIRD = harness.prompts((150, 96, 130))
 REQUESTS = [
-    Request(FIRST, 8),
-    Request(SECOND, 8, arrives=1),
-    Request(THIRD, 8, arrives=2),
-    Request(FIRST[:128] + SECOND[:10], 6, arrives=9),  # 8 blocks of the first are cached
+    Request(FIRST, 6),
+    Request(SECOND, 6, arrives=1),
+    Request(THIRD, 6, arrives=2),
+    Request(FIRST[:128] + SECOND[:10], 4, arrives=9),  # 8 blocks of the first are cached
 ]
 
 
