@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 # Seconds of each suite, waits included; two files run at a time, 25 minutes in all at most.
 BUDGET_S = {
     "repository": 20,
-    "core": 180,
+    "core": 240,
     "kernels": 360,
     "v2_runner": 360,
     "traces": 60,
