@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_ula.kernels.checks import check
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import MapTables
 from vllm_ula.kernels.variant import Variant
 
@@ -51,15 +52,7 @@ VARIANTS = (
     Variant(
         "bury",
         _bury_kernel,
-        {
-            "p_blocks": "*i64:16",
-            "p_home": "*i32:16",
-            "p_live": "*i1:16",
-            "p_stamp": "*i32:16",
-            "num_slots": "i32",
-            "num_device": "i32:16",
-            "block_size": "i32:16",
-        },
+        signature(_bury_kernel, MAP),
         {"SLOTS": SLOTS},
     ),
 )

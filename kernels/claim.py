@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
@@ -97,12 +98,11 @@ def claim(tables: MapTables, call: CallTables) -> None:
     )
 
 
-_SELECTION = {"p_selection": "*i64:16", "p_decode": "*i1:16"}
 VARIANTS = (
     Variant(
         "claim",
         _claim_kernel,
-        {"p_marks": "*i32:16", **_SELECTION, "num_entries": "i32", "width": "i32:16"},
+        signature(_claim_kernel, MAP),
         {"BLOCK": 2048},
         num_warps=8,
         hot=True,
@@ -110,19 +110,7 @@ VARIANTS = (
     Variant(
         "claim count",
         _count_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_stamp": "*i32:16",
-            "p_state": "*i32:16",
-            "p_marks": "*i32:16",
-            "p_roles": "*u8:16",
-            **_SELECTION,
-            "p_wanted": "*i32:16",
-            "p_missing": "*i32:16",
-            "num_entries": "i32",
-            "num_device": "i32:16",
-            "width": "i32:16",
-        },
+        signature(_count_kernel, MAP),
         {"BLOCK": 2048},
         num_warps=8,
         hot=True,

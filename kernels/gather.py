@@ -11,6 +11,7 @@ from vllm_ula.kernels.checks import check
 from vllm_ula.kernels.fp8 import converts_fp8
 from vllm_ula.kernels.fp8_rows import LATENT, ROPE, ROW_BYTES, WIDTH, load_fp8_rows
 from vllm_ula.kernels.rows import as_words, at_home, check_pools, copy_rows, head_of
+from vllm_ula.kernels.signatures import AS_BYTES, AS_WORDS
 from vllm_ula.kernels.variant import Variant
 
 # Rows of a program, all under way at once: 4 and 2 loads of 16 bytes for each of its 128 threads.
@@ -99,15 +100,11 @@ def gather(device: Tensor, host: Tensor, homes: Tensor) -> Tensor:
     return rows
 
 
-_TYPES = {"p_homes": "*i64:16", "num_device": "i32", "num_rows": "i32"}
-_WORDS = {"p_device": "*i32:16", "p_host": "*i32:16", **_TYPES, "p_rows": "*i32:16"}
-_BYTES = {"p_device": "*u8:16", "p_host": "*u8:16", **_TYPES, "p_rows": "*bf16:16"}
-
 VARIANTS = (
     Variant(
         "gather bf16",
         _gather_kernel,
-        _WORDS,
+        AS_WORDS,
         {"WORDS": 288, "HEAD": 256, "ROWS": ROWS},
         hot=True,
         wide_loads=True,
@@ -116,7 +113,7 @@ VARIANTS = (
         Variant(
             "gather fp8",
             _gather_unpacked_kernel,
-            _BYTES,
+            AS_BYTES,
             {"ROWS": ROWS, "NATIVE_FP8": backend == "cuda"},
             hot=True,
             wide_loads=True,

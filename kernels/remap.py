@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
@@ -172,43 +173,14 @@ VARIANTS = (
     Variant(
         "remap swap",
         _swap_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_owner": "*i32:16",
-            "p_stamp": "*i32:16",
-            "p_state": "*i32:16",
-            "p_totals": "*i64:16",
-            "p_incoming": "*i64:16",
-            "p_fetch": "*i1:16",
-            "p_victims": "*i64:16",
-            "p_vacated": "*i64:16",
-            "p_write_back": "*i1:16",
-            "num_device": "i32:16",
-        },
+        signature(_swap_kernel, MAP),
         {"BLOCK": BLOCK},
         hot=True,
     ),
     Variant(
         "remap settle",
         _settle_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_live": "*i1:16",
-            "p_state": "*i32:16",
-            "p_totals": "*i64:16",
-            "p_marks": "*i32:16",
-            "p_roles": "*u8:16",
-            "p_written": "*i64:16",
-            "p_written_homes": "*i64:16",
-            "p_selection": "*i64:16",
-            "p_selected_homes": "*i64:16",
-            "p_decode": "*i1:16",
-            "num_entries": "i32",
-            "num_written": "i32",
-            "num_tokens": "i32",
-            "num_device": "i32:16",
-            "width": "i32:16",
-        },
+        signature(_settle_kernel, MAP),
         {"BLOCK": 2048},
         num_warps=8,
         hot=True,

@@ -10,6 +10,7 @@ from torch import Tensor
 from vllm_ula.kernels.checks import check
 from vllm_ula.kernels.fp8_rows import LATENT, ROPE, ROW_BYTES, TILE, TILES, WIDTH, store_fp8_rows
 from vllm_ula.kernels.rows import FLOATS, as_words, at_home, check_pools, copy_rows, head_of
+from vllm_ula.kernels.signatures import AS_BYTES, AS_WORDS
 from vllm_ula.kernels.variant import Variant
 
 # Rows of a program. Not measured: a decode step writes about one row a request, and few rows a
@@ -95,15 +96,11 @@ def scatter(device: Tensor, host: Tensor, homes: Tensor, rows: Tensor) -> None:
     )
 
 
-_TYPES = {"p_homes": "*i64:16", "num_device": "i32", "num_rows": "i32"}
-_WORDS = {"p_device": "*i32:16", "p_host": "*i32:16", **_TYPES, "p_rows": "*i32:16"}
-_BYTES = {"p_device": "*u8:16", "p_host": "*u8:16", **_TYPES, "p_rows": "*bf16:16"}
-
 VARIANTS = (
     Variant(
         "scatter bf16",
         _scatter_kernel,
-        _WORDS,
+        AS_WORDS,
         {"WORDS": 288, "HEAD": 256, "ROWS": ROWS},
         hot=True,
         wide_loads=True,
@@ -111,7 +108,7 @@ VARIANTS = (
     Variant(
         "scatter fp8",
         _scatter_packed_kernel,
-        {**_BYTES, "p_rope": "*bf16:16", "rope_stride": "i32:16"},
+        {**AS_BYTES, "p_rope": "*bf16:16", "rope_stride": "i32:16"},
         {"ROWS": ROWS},
         hot=True,
     ),

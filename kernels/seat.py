@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables
 from vllm_ula.kernels.variant import Variant
 
@@ -130,20 +131,7 @@ VARIANTS = (
     Variant(
         "seat",
         _seat_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_stamp": "*i32:16",
-            "p_edges": "*i32:16",
-            "p_levels": "*i32:16",
-            "p_state": "*i32:16",
-            "p_roles": "*u8:16",
-            "p_written": "*i64:16",
-            "p_by_decode": "*i1:16",
-            "p_written_homes": "*i64:16",
-            "num_written": "i32",
-            "num_device": "i32",
-            "rows_per_period": "i32",
-        },
+        signature(_seat_kernel, MAP),
         {"NUM_BUCKETS": 64, "LEVELS": 128, "AGE": "admitted", "BLOCK": BLOCK},
         hot=True,
     ),

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
 
@@ -163,27 +164,11 @@ def touch(tables: MapTables, call: CallTables) -> None:
     )
 
 
-_LISTS = {"p_incoming": "*i64:16", "p_fetch": "*i1:16"}
 VARIANTS = (
     Variant(
         "touch",
         _touch_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_stamp": "*i32:16",
-            "p_state": "*i32:16",
-            "p_totals": "*i64:16",
-            "p_marks": "*i32:16",
-            "p_roles": "*u8:16",
-            "p_selection": "*i64:16",
-            "p_decode": "*i1:16",
-            "p_wanted": "*i32:16",
-            "p_missing": "*i32:16",
-            **_LISTS,
-            "num_entries": "i32",
-            "num_device": "i32:16",
-            "width": "i32:16",
-        },
+        signature(_touch_kernel, MAP),
         {"BLOCK": 2048, "TOKENS": TOKENS},
         num_warps=8,
         hot=True,
@@ -191,19 +176,7 @@ VARIANTS = (
     Variant(
         "touch append",
         _append_kernel,
-        {
-            "p_state": "*i32:16",
-            "p_marks": "*i32:16",
-            "p_roles": "*u8:16",
-            "p_written": "*i64:16",
-            "p_written_homes": "*i64:16",
-            **_LISTS,
-            "num_entries": "i32",
-            "num_written": "i32",
-            "num_device": "i32:16",
-            "width": "i32:16",
-            "most": "i32",
-        },
+        signature(_append_kernel, MAP),
         {"BLOCK": WRITES},
         hot=True,
     ),

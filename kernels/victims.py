@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables
 from vllm_ula.kernels.variant import Variant
 
@@ -169,12 +170,11 @@ def victims(tables: MapTables, call: CallTables) -> None:
     )
 
 
-_RECENCY = {"p_stamp": "*i32:16", "p_edges": "*i32:16", "p_levels": "*i32:16", "p_state": "*i32:16"}
 VARIANTS = (
     Variant(
         "victims count",
         _count_kernel,
-        {**_RECENCY, "num_device": "i32:16"},
+        signature(_count_kernel, MAP),
         {"NUM_BUCKETS": 64, "LEVELS": 128, "STEPS": 7, "ROWS": ROWS},
         num_warps=NUM_WARPS,
         hot=True,
@@ -182,17 +182,7 @@ VARIANTS = (
     Variant(
         "victims take",
         _take_kernel,
-        {
-            "p_home": "*i32:16",
-            "p_owner": "*i32:16",
-            "p_live": "*i1:16",
-            **_RECENCY,
-            "p_incoming": "*i64:16",
-            "p_victims": "*i64:16",
-            "p_vacated": "*i64:16",
-            "p_write_back": "*i1:16",
-            "num_device": "i32:16",
-        },
+        signature(_take_kernel, MAP),
         {"NUM_BUCKETS": 64, "LEVELS": 128, "ROWS": ROWS},
         num_warps=NUM_WARPS,
         hot=True,

@@ -170,8 +170,6 @@ class _Totals:
         """The totals, as far as the host knows them."""
         if not self._totals.is_cuda:
             return [int(total) for total in self._totals.tolist()]
-        if torch.cuda.is_current_stream_capturing():
-            return self._read
         if self._copied is not None and self._copied[1].query():
             self._read = [int(total) for total in self._copied[0].tolist()]
             self._copied = None
