@@ -14,15 +14,36 @@ CLOCK = tl.constexpr(layout.CLOCK)
 PLACED = tl.constexpr(layout.PLACED)
 
 
-@triton.jit(do_not_specialize=["num_entries"])
-def _claim_kernel(p_marks, p_selection, p_decode, num_entries, width, BLOCK: tl.constexpr):
-    i_token = tl.program_id(0).to(tl.int64)
+@triton.jit
+def _entries(p_selection, i_token, width, BLOCK: tl.constexpr):
+    """Entries of a token `[BLOCK]`, and the slots they select, -1 where there is none."""
     o_entry = i_token * width + tl.arange(0, BLOCK)
     # [BLOCK]
     b_slot = tl.load(p_selection + o_entry, mask=tl.arange(0, BLOCK) < width, other=-1)
-    is_decode = tl.load(p_decode + i_token) != 0
-    first = tl.where(is_decode, 2 * num_entries, num_entries)
-    b_claim = (first - o_entry).to(tl.int32)
+    return o_entry, b_slot
+
+
+@triton.jit
+def _claims(o_entry, num_entries, is_decode):
+    """What the entries of a token claim their rows with."""
+    return (tl.where(is_decode, 2 * num_entries, num_entries) - o_entry).to(tl.int32)
+
+
+@triton.jit
+def winners(p_marks, p_selection, i_token, width, num_entries, is_decode, BLOCK: tl.constexpr):
+    """Entries of a token `[BLOCK]`, their slots, and whose claim stands."""
+    o_entry, b_slot = _entries(p_selection, i_token, width, BLOCK)
+    # [BLOCK]
+    b_mark = tl.load(p_marks + b_slot, mask=b_slot >= 0, other=0)
+    m_won = (b_slot >= 0) & (b_mark == _claims(o_entry, num_entries, is_decode))
+    return o_entry, b_slot, m_won
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def _claim_kernel(p_marks, p_selection, p_decode, num_entries, width, BLOCK: tl.constexpr):
+    i_token = tl.program_id(0).to(tl.int64)
+    o_entry, b_slot = _entries(p_selection, i_token, width, BLOCK)
+    b_claim = _claims(o_entry, num_entries, tl.load(p_decode + i_token) != 0)
     tl.atomic_max(p_marks + b_slot, b_claim, mask=b_slot >= 0, sem="relaxed")
 
 
@@ -43,15 +64,15 @@ def _count_kernel(
     BLOCK: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
+    is_decode = tl.load(p_decode + i_token) != 0
     wanted = 0
     missing = 0
-    if tl.load(p_decode + i_token) != 0:
+    if is_decode:
         clock = tl.load(p_state + CLOCK)
-        o_entry = i_token * width + tl.arange(0, BLOCK)
+        _, b_slot, m_won = winners(
+            p_marks, p_selection, i_token, width, num_entries, is_decode, BLOCK
+        )
         # [BLOCK]
-        b_slot = tl.load(p_selection + o_entry, mask=tl.arange(0, BLOCK) < width, other=-1)
-        b_mark = tl.load(p_marks + b_slot, mask=b_slot >= 0, other=0)
-        m_won = (b_slot >= 0) & (b_mark == 2 * num_entries - o_entry)
         b_home = tl.load(p_home + b_slot, mask=m_won, other=0)
         m_host = m_won & (b_home >= num_device)
         m_device = m_won & (b_home < num_device)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.claim import winners
 from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
@@ -94,18 +95,14 @@ def _settle_kernel(
 ):
     i_token = tl.program_id(0).to(tl.int64)
     if i_token < num_tokens:
-        o_entry = i_token * width + tl.arange(0, BLOCK)
-        m_entry = tl.arange(0, BLOCK) < width
-        # [BLOCK]
-        b_slot = tl.load(p_selection + o_entry, mask=m_entry, other=-1)
-        m_slot = b_slot >= 0
-        b_home = tl.load(p_home + b_slot, mask=m_slot, other=-1)
-        tl.store(p_selected_homes + o_entry, b_home.to(tl.int64), mask=m_entry)
-
         is_decode = tl.load(p_decode + i_token) != 0
-        first = tl.where(is_decode, 2 * num_entries, num_entries)
-        b_mark = tl.load(p_marks + b_slot, mask=m_slot, other=0)
-        m_won = m_slot & (b_mark == first - o_entry)
+        o_entry, b_slot, m_won = winners(
+            p_marks, p_selection, i_token, width, num_entries, is_decode, BLOCK
+        )
+        # [BLOCK]
+        b_home = tl.load(p_home + b_slot, mask=b_slot >= 0, other=-1)
+        m_entry = tl.arange(0, BLOCK) < width
+        tl.store(p_selected_homes + o_entry, b_home.to(tl.int64), mask=m_entry)
         # Only the entry that won clears the mark: others compare theirs with it.
         tl.store(p_marks + b_slot, tl.zeros([BLOCK], tl.int32), mask=m_won)
         if (is_decode & (i_token < tl.load(p_state + CUT))) == 0:

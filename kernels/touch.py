@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from vllm_ula.kernels import tables as layout
+from vllm_ula.kernels.claim import winners
 from vllm_ula.kernels.signatures import MAP, signature
 from vllm_ula.kernels.tables import CallTables, MapTables, block_of
 from vllm_ula.kernels.variant import Variant
@@ -46,7 +47,8 @@ def _touch_kernel(
     TOKENS: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
-    if tl.load(p_decode + i_token) != 0:
+    is_decode = tl.load(p_decode + i_token) != 0
+    if is_decode:
         wanted = 0
         missing = 0  # of the tokens before this one
         for i_start in range(0, i_token + 1, TOKENS):
@@ -56,11 +58,10 @@ def _touch_kernel(
             missing += tl.sum(tl.load(p_missing + o_token, mask=o_token < i_token, other=0))
         if wanted <= tl.load(p_state + ROOM):
             clock = tl.load(p_state + CLOCK)
-            o_entry = i_token * width + tl.arange(0, BLOCK)
+            _, b_slot, m_won = winners(
+                p_marks, p_selection, i_token, width, num_entries, is_decode, BLOCK
+            )
             # [BLOCK]
-            b_slot = tl.load(p_selection + o_entry, mask=tl.arange(0, BLOCK) < width, other=-1)
-            b_mark = tl.load(p_marks + b_slot, mask=b_slot >= 0, other=0)
-            m_won = (b_slot >= 0) & (b_mark == 2 * num_entries - o_entry)
             b_home = tl.load(p_home + b_slot, mask=m_won, other=0)
             m_hit = m_won & (b_home < num_device)
             m_miss = m_won & (b_home >= num_device)
